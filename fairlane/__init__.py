@@ -1,0 +1,1 @@
+"""The face: command line, configuration, local stack; wires adapters into services."""

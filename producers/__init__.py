@@ -1,0 +1,1 @@
+"""Who may come in: limits, publishing, the HTTP API."""

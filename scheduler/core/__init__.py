@@ -1,0 +1,1 @@
+"""The pure core: no clock, no randomness, no I/O, integers only."""

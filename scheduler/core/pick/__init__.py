@@ -1,0 +1,1 @@
+"""The three selectors, each alone in its file; none knows the others."""

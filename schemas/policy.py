@@ -1,0 +1,150 @@
+"""The policy: who may do what, at what price. Data, validated whole, then published.
+
+One record on the topic `policy` (key b"policy") holds all of it as JSON. `check` returns
+every fault at once, each with the place in the document; a policy with a fault is never
+published and never applied. Lists keep the order of the document: the order of `tiers`
+IS their rank, first served first.
+"""
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct, field
+
+#: Names go into topic names and metric labels: short, lower case, no dots.
+NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,47}$"
+
+NAME_RULE = "1..48 of a-z 0-9 _ -, starting with a letter or digit"
+
+POLICY_KEY = b"policy"
+
+
+class CostModel(StrEnum):
+    """What a request is charged: 1, or its input and output tokens."""
+
+    REQUEST = "request"
+    TOKEN = "token"  # noqa: S105 - a unit, no secret
+
+
+class Fairness(StrEnum):
+    """How a pool chooses among the tenants of a tier."""
+
+    DRR = "drr"
+    FIFO = "fifo"  # a control: one queue by priority, deadline, arrival
+
+
+class Topology(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Partition counts; fixed by the first policy of a deployment.
+
+    `shards` scheduler tasks; `spread` partitions per shard in every tier's topic;
+    `buckets` partitions of the topics hashed by tenant.
+    """
+
+    shards: int = 1
+    spread: int = 1
+    buckets: int = 1
+
+
+class Tier(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A class of service."""
+
+    name: str
+
+
+class Pool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Interchangeable slots: `lanes` partitions, each held by one worker.
+
+    A lane is sent up to slots + `prefetch` unfinished batches.
+    """
+
+    name: str
+    lanes: int = 4
+    prefetch: int = 1
+    fairness: Fairness = Fairness.DRR
+
+
+class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A model behind the API, served by one pool.
+
+    `quantum` is in the cost model's unit. A batch is full at `batch_requests`, `batch_tokens`
+    or `batch_bytes`, and is sent when the oldest waited `batch_wait_ms`. `tokens_max` clamps
+    one request's estimate. `service_ms` is the expected time of a batch, used for deadlines.
+    `weight` multiplies what a request takes from a tenant's limits (heavier models: more).
+    """
+
+    name: str
+    pool: str
+    cost: CostModel = CostModel.REQUEST
+    quantum: int = 1
+    batch_requests: int = 1
+    batch_tokens: int = 1_000_000
+    batch_bytes: int = 500_000
+    batch_wait_ms: int = 5
+    body_bytes_max: int = 400_000
+    tokens_max: int = 128_000
+    service_ms: int = 0
+    wait_ms_max: int = 600_000
+    attempts_max: int = 3
+    weight: int = 1
+    requests_per_minute: int | None = None
+
+
+class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An organisation. `tiers` are those it may use, the first is its default.
+
+    `requests_per_minute` overrides an endpoint's limit, by endpoint name.
+    """
+
+    name: str
+    tiers: tuple[str, ...]
+    weight: int = 1
+    requests_per_minute: dict[str, int] = field(default_factory=dict)
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole document. `version` grows with each one that is published."""
+
+    tiers: tuple[Tier, ...]
+    pools: tuple[Pool, ...]
+    endpoints: tuple[Endpoint, ...]
+    tenants: tuple[Tenant, ...]
+    topology: Topology = Topology()
+    version: int = 0
+
+    def tenant(self, name: str) -> Tenant | None:
+        """Look a tenant up by name."""
+        return next((t for t in self.tenants if t.name == name), None)
+
+    def endpoint(self, name: str) -> Endpoint | None:
+        """Look an endpoint up by name."""
+        return next((e for e in self.endpoints if e.name == name), None)
+
+    def pool(self, name: str) -> Pool | None:
+        """Look a pool up by name."""
+        return next((p for p in self.pools if p.name == name), None)
+
+    def limit(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
+        """Weighted requests a minute of a tenant at an endpoint; None: no limit."""
+        return tenant.requests_per_minute.get(endpoint.name, endpoint.requests_per_minute)
+
+
+class PolicyError(Exception):
+    """The policy has faults; each line names a place and what would be right there."""
+
+    def __init__(self, faults: list[str]) -> None:
+        """Keep all faults."""
+        self.faults = faults
+        super().__init__("\n".join(faults))
+
+
+def encode_policy(policy: Policy) -> bytes:
+    """Encode for the topic: JSON, fields in declared order, so that equal is equal bytes."""
+    return msgspec.json.encode(policy)
+
+
+def decode_policy(document: bytes) -> Policy:
+    """Decode a published policy; raises PolicyError when it can't be one."""
+    try:
+        return msgspec.json.decode(document, type=Policy)
+    except msgspec.DecodeError as error:
+        raise PolicyError([f"policy: {error}"]) from error

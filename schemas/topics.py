@@ -1,0 +1,114 @@
+"""Names, partitions and retention of every topic: the only place they are written.
+
+One prefix is one deployment. Explicit partitions everywhere: `bucket` spreads tenants over
+the hashed topics, `request_partition` puts a root tenant's requests of a pool on its shard.
+"""
+
+from typing import NamedTuple
+from zlib import crc32
+
+from schemas.log import TopicSpec
+from schemas.policy import Policy
+
+HOUR_MS = 3_600_000
+#: Requests, batches, workers, results: twice the longest wait plus the replay window.
+RETENTION_MS = 7 * 24 * HOUR_MS
+#: Segments roll by time as well, so that retention acts on quiet topics.
+SEGMENT_MS = 24 * HOUR_MS
+
+
+def bucket(name: str, buckets: int) -> int:
+    """Stable hash partition of a name: crc32 mod buckets (the same in every process)."""
+    return crc32(name.encode()) % buckets
+
+
+class Topics(NamedTuple):
+    """Topic names under one prefix."""
+
+    prefix: str = "fairlane"
+
+    def requests(self, tier: str) -> str:
+        """Accepted requests of a tier."""
+        return f"{self.prefix}.requests.{tier}"
+
+    def batches(self, pool: str) -> str:
+        """Batches of a pool; partition = lane."""
+        return f"{self.prefix}.batches.{pool}"
+
+    def workers(self, pool: str) -> str:
+        """What a pool's workers say; partition = lane."""
+        return f"{self.prefix}.workers.{pool}"
+
+    @property
+    def decisions(self) -> str:
+        """What each shard decided; partition = shard."""
+        return f"{self.prefix}.decisions"
+
+    @property
+    def control(self) -> str:
+        """Cancels; partition = shard."""
+        return f"{self.prefix}.control"
+
+    @property
+    def results(self) -> str:
+        """Terminal outcomes; partition = bucket(tenant)."""
+        return f"{self.prefix}.results"
+
+    @property
+    def refusals(self) -> str:
+        """Refused at the door; partition = bucket(tenant)."""
+        return f"{self.prefix}.refusals"
+
+    @property
+    def dead(self) -> str:
+        """What could not be served; partition = bucket(tenant)."""
+        return f"{self.prefix}.dead"
+
+    @property
+    def policy(self) -> str:
+        """The policy, one partition, compacted; record key b"policy"."""
+        return f"{self.prefix}.policy"
+
+    @property
+    def keys(self) -> str:
+        """Digests of API keys, one partition, compacted; record key = id of the key."""
+        return f"{self.prefix}.keys"
+
+    def shard_of(self, pool: str, shards: int) -> int:
+        """Shard that owns a pool: a ring never spans shards."""
+        return bucket(pool, shards)
+
+    def request_partition(self, pool: str, tenant: str, policy: Policy) -> int:
+        """Partition of `requests.<tier>` for a root tenant's requests to a pool."""
+        topology = policy.topology
+        shard = self.shard_of(pool, topology.shards)
+        return shard + topology.shards * bucket(tenant, topology.spread)
+
+    def base(self) -> list[TopicSpec]:
+        """Topics that exist before any policy does."""
+        compacted = {"cleanup.policy": "compact"}
+        return [TopicSpec(self.policy, 1, compacted), TopicSpec(self.keys, 1, compacted)]
+
+    def of(self, policy: Policy) -> list[TopicSpec]:
+        """Every topic that a policy needs, with its partitions and broker settings."""
+        top = policy.topology
+        kept = {"retention.ms": str(RETENTION_MS), "segment.ms": str(SEGMENT_MS)}
+        twice = {**kept, "retention.ms": str(2 * RETENTION_MS)}
+        appended = {**kept, "message.timestamp.type": "LogAppendTime"}
+        specs = [
+            TopicSpec(self.requests(tier.name), top.shards * top.spread, appended)
+            for tier in policy.tiers
+        ]
+        for pool in policy.pools:
+            specs += [
+                TopicSpec(self.batches(pool.name), pool.lanes, kept),
+                TopicSpec(self.workers(pool.name), pool.lanes, kept),
+            ]
+        specs += [
+            TopicSpec(self.decisions, top.shards, twice),
+            TopicSpec(self.control, top.shards, kept),
+            TopicSpec(self.results, top.buckets, kept),
+            TopicSpec(self.refusals, top.buckets, kept),
+            TopicSpec(self.dead, top.buckets, twice),
+        ]
+        return self.base() + specs

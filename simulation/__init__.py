@@ -1,0 +1,1 @@
+"""A whole deployment in one thread on a virtual clock, under one seed."""

@@ -1,0 +1,1 @@
+"""Who does the work: lanes, engines, results."""
