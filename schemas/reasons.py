@@ -40,6 +40,7 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     ATTEMPTS = "attempts"
     ENGINE_REFUSED = "engine_refused"
+    ENGINE_FAILED = "engine_failed"
     LOST_BY_LOG = "lost_by_log"
     DUPLICATE = "duplicate"
 
@@ -89,6 +90,7 @@ TABLE: dict[Reason, Advice] = {
         500, Retry.NEVER, "Its worker failed on every attempt; the original is in 'dead'."
     ),
     Reason.ENGINE_REFUSED: Advice(422, Retry.NEVER, "The model refused the input; see 'detail'."),
+    Reason.ENGINE_FAILED: Advice(500, Retry.LATER, "The model failed while running; see 'detail'."),
     Reason.LOST_BY_LOG: Advice(500, Retry.LATER, "The log lost the request before it ran."),
     Reason.DUPLICATE: Advice(409, Retry.NO_NEED, "A request of this id is live or just ended."),
 }
