@@ -45,6 +45,9 @@ def server_properties(data: Path, host: str, kafka_port: int, controller_port: i
         # Members are few and local: no waiting for more, and the dead are noticed soon.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
+        # A killed broker may register again only when its old session has run out.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
         # How often the transactions of the killed are looked for.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
         # The default of 128 MB doesn't fit a small heap.
