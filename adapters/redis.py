@@ -1,0 +1,235 @@
+"""Redis: the limits' counters and the index of requests.
+
+What belongs here: keys, commands, time-outs, and gathering concurrent calls into one round
+trip. What does not: which limits there are, or what to do while Redis is down; every
+failure of the client surfaces as `StoreDownError`.
+
+Keys, all with the tenant as the hash tag and all with a TTL:
+    <prefix>:{<tenant>}:limit:<endpoint>   see lua/limiter.lua
+    <prefix>:{<tenant>}:charge:<id>        see lua/limiter.lua
+    <prefix>:{<tenant>}:request:<id>       hash: `accepted`, `ended` (JSON), `body` (bytes)
+
+The two halves of an index entry are separate fields, each written once: whichever of the
+acceptance and the result comes first, neither can overwrite the other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.resources import files
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from schemas.front import (
+    CHARGE_TTL_MS,
+    INDEX_TTL_MS,
+    SLOT_MS,
+    SLOTS,
+    Acceptance,
+    Admission,
+    Charge,
+    Ending,
+    Entry,
+    RequestName,
+    StoreDownError,
+    Terminal,
+    Verdict,
+)
+
+#: A call that takes longer counts as Redis being down: a caller waits no longer than this.
+TIMEOUT_S = 0.1
+#: The indexer has nobody waiting on it and writes large bodies: it may take longer.
+WRITE_TIMEOUT_S = 2.0
+#: Charges in one script call: about 1 ms of Redis's time, so that others are not held up.
+CHARGES_MAX = 64
+#: Entries read in one pipeline; bodies are at most 64 kB each.
+LOOKUPS_MAX = 64
+#: Entries written in one pipeline.
+ENDINGS_MAX = 128
+#: Address of the Redis that lives in this process, for the embedded mode and for tests.
+EMBEDDED = "embedded://"
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def connect(url: str) -> "Redis":
+    """Make a client for `redis://host:port/db`, or for `embedded://` one in this process.
+
+    Nothing is sent before the first call. The embedded one is a look-alike for one process.
+    """
+    if url == EMBEDDED:
+        from fakeredis import FakeAsyncRedis  # noqa: PLC0415 - a real deployment never loads it
+
+        return cast("Redis", FakeAsyncRedis())
+    return Redis.from_url(
+        url,
+        socket_timeout=WRITE_TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+async def _answered(call: Awaitable[R], timeout_s: float) -> R:
+    """Await a call to Redis; raises StoreDownError when it fails or takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StoreDownError(f"Redis: {error or type(error).__name__}") from error
+
+
+class Gather(Generic[A, R]):
+    """Calls that come while one is under way go out together as the next one."""
+
+    def __init__(self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int) -> None:
+        """Hand in what runs up to `size_max` calls at once, answering in their order."""
+        self._run, self._size_max = run, size_max
+        self._waiting: list[tuple[A, asyncio.Future[R]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, item: A) -> R:
+        """Run one call with whatever others there are; raises what the common call raised."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
+        return await future
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            now, self._waiting = (
+                self._waiting[: self._size_max],
+                self._waiting[self._size_max :],
+            )
+            await self._answer(now)
+
+    async def _answer(self, calls: list[tuple[A, asyncio.Future[R]]]) -> None:
+        try:
+            answers = await self._run([item for item, _ in calls])
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers, all of them
+            for _, future in calls:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(calls, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+
+class RedisLimits:
+    """Charges against the counters in Redis; safe to call concurrently."""
+
+    def __init__(self, client: "Redis", prefix: str, now_override_ms: str = "") -> None:
+        """`now_override_ms` stands in for Redis's clock in tests; leave it empty in service."""
+        self._prefix = prefix
+        self.now_override_ms = now_override_ms
+        source = files("adapters").joinpath("lua/limiter.lua").read_text(encoding="utf-8")
+        # The registered script loads itself again when the server has forgotten it.
+        self._script = client.register_script(source)
+        self._gather = Gather(self._charge_all, CHARGES_MAX)
+
+    async def charge(self, charge: Charge) -> Verdict:
+        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
+        return await self._gather(charge)
+
+    async def _charge_all(self, charges: list[Charge]) -> list[Verdict]:
+        keys: list[str] = []
+        arguments: list[str | int] = [SLOT_MS, SLOTS, CHARGE_TTL_MS, self.now_override_ms]
+        for charge in charges:
+            tag = f"{self._prefix}:{{{charge.tenant}}}"
+            keys += [f"{tag}:limit:{charge.endpoint}", f"{tag}:charge:{charge.id}"]
+            arguments += [charge.cost, charge.limit]
+        answers = await _answered(self._script(keys=keys, args=arguments), TIMEOUT_S)
+        return [
+            _verdict(charge.limit, *answer) for charge, answer in zip(charges, answers, strict=True)
+        ]
+
+
+def _verdict(limit: int, admission: int, used: int, retry_ms: int) -> Verdict:
+    return Verdict(Admission(admission), limit, used, max(0, limit - used), retry_ms)
+
+
+class RedisIndex:
+    """What became of each request, by tenant and id; safe to call concurrently."""
+
+    def __init__(self, client: "Redis", prefix: str) -> None:
+        """Entries stand under `prefix`, one for each deployment."""
+        self._client, self._prefix = client, prefix
+        self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
+        self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
+
+    def _key(self, name: RequestName) -> str:
+        return f"{self._prefix}:{{{name.tenant}}}:request:{name.id}"
+
+    async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
+        """Note where an accepted request stands; the first place stays. Raises StoreDownError."""
+        await self._acceptances((name, acceptance))
+
+    async def _accept_all(self, items: list[tuple[RequestName, Acceptance]]) -> list[None]:
+        pipe = self._client.pipeline(transaction=False)
+        for name, acceptance in items:
+            pipe.hsetnx(self._key(name), "accepted", _text(acceptance))
+            pipe.pexpire(self._key(name), INDEX_TTL_MS)
+        await _answered(pipe.execute(), TIMEOUT_S)
+        return [None] * len(items)
+
+    async def finish(self, endings: Sequence[Ending]) -> None:
+        """Write terminal outcomes; the first one of a request stays. Raises StoreDownError."""
+        for start in range(0, len(endings), ENDINGS_MAX):
+            pipe = self._client.pipeline(transaction=False)
+            for name, terminal, body in endings[start : start + ENDINGS_MAX]:
+                key = self._key(name)
+                if body is not None:
+                    pipe.hsetnx(key, "body", cast("str", body))  # before what announces it
+                pipe.hsetnx(key, "ended", _text(terminal))
+                pipe.pexpire(key, INDEX_TTL_MS)
+            await _answered(pipe.execute(), WRITE_TIMEOUT_S)
+
+    async def lookup(self, name: RequestName) -> Entry | None:
+        """What is known of a request, None when nothing is; raises StoreDownError."""
+        return await self._lookups(name)
+
+    async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """Look many up, answers in their order; raises StoreDownError."""
+        entries: list[Entry | None] = []
+        for start in range(0, len(names), LOOKUPS_MAX):
+            entries += await self._lookup_all(list(names[start : start + LOOKUPS_MAX]))
+        return entries
+
+    async def _lookup_all(self, names: list[RequestName]) -> list[Entry | None]:
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.hmget(self._key(name), ["accepted", "ended", "body"])
+        answers: list[Any] = await _answered(pipe.execute(), TIMEOUT_S)
+        return [_entry(*answer) for answer in answers]
+
+    async def is_up(self) -> bool:
+        """Tell whether Redis answers in time."""
+        try:
+            await _answered(self._client.ping(), TIMEOUT_S)
+        except StoreDownError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the client's connections."""
+        await self._client.aclose()
+
+
+def _text(half: Acceptance | Terminal) -> str:
+    return msgspec.json.encode(half).decode()
+
+
+def _entry(accepted: bytes | None, ended: bytes | None, body: bytes | None) -> Entry | None:
+    if accepted is None and ended is None:
+        return None
+    return Entry(
+        msgspec.json.decode(accepted, type=Acceptance) if accepted else None,
+        msgspec.json.decode(ended, type=Terminal) if ended else None,
+        body,
+    )

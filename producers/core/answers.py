@@ -1,0 +1,135 @@
+"""What callers read: problems (RFC 9457) and the state of a request, as JSON.
+
+Every problem is a row of `schemas.reasons.TABLE`; every state a member of `End`, or
+`waiting`. An output that is JSON is put in as it came, anything else as base64 text.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from producers.core.submission import Fault
+from schemas.front import Entry
+from schemas.reasons import TABLE, Reason
+from schemas.records import End
+
+WAITING = "waiting"
+JSON_TYPE = "application/json"
+PROBLEM_TYPE = "application/problem+json"
+#: `type` of a problem: a name for programs, no page to be fetched.
+TYPE_PREFIX = "urn:fairlane:reason:"
+
+
+class Problem(NamedTuple):
+    """An error answer, before it has a form."""
+
+    reason: Reason
+    detail: str
+    retry_after_s: int = 0
+    faults: Sequence[Fault] = ()
+    extra: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def status(self) -> int:
+        """The reason's HTTP status."""
+        return TABLE[self.reason].status
+
+    def document(self) -> bytes:
+        """The JSON of the answer."""
+        advice = TABLE[self.reason]
+        document: dict[str, Any] = {
+            "type": TYPE_PREFIX + self.reason.value,
+            "title": advice.text,
+            "status": advice.status,
+            "detail": self.detail,
+            "reason": self.reason.value,
+            "retry": advice.retry.value,
+        }
+        if self.faults:
+            document["faults"] = [
+                {"field": f.field, "message": f.message, "reason": f.reason.value}
+                for f in self.faults
+            ]
+        if self.retry_after_s:
+            document["retry_after_s"] = self.retry_after_s
+        return msgspec.json.encode(document | dict(self.extra))
+
+
+def of_faults(faults: Sequence[Fault], reason: Reason) -> Problem:
+    """The answer to a request with faults: all of them, in the detail as well."""
+    detail = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+    return Problem(reason, detail, faults=faults)
+
+
+def whole_seconds(wait_ms: int) -> int:
+    """A wait as Retry-After: whole seconds, rounded up, at least 1."""
+    return max(1, -(-wait_ms // 1_000))
+
+
+def state(entry: Entry) -> str:
+    """The state that an index entry stands for."""
+    return entry.terminal.end.value if entry.terminal else WAITING
+
+
+def status_document(request_id: str, entry: Entry, body: bytes | None) -> bytes:
+    """The JSON of GET: state, and for an ended request how it ended and its output."""
+    document: dict[str, Any] = {"id": request_id, "state": state(entry)}
+    if entry.acceptance:
+        acceptance = entry.acceptance
+        document["endpoint"] = acceptance.endpoint
+        document["tier"] = acceptance.tier
+        document["accepted_ms"] = acceptance.accepted_ms
+    if entry.terminal:
+        document |= _ended(entry, body)
+    return msgspec.json.encode(document)
+
+
+def _ended(entry: Entry, body: bytes | None) -> dict[str, Any]:
+    terminal = entry.terminal
+    assert terminal is not None
+    usage = terminal.usage
+    waited_until_ms = terminal.picked_ms or terminal.ended_ms
+    document: dict[str, Any] = {
+        "endpoint": terminal.endpoint,
+        "attempts": terminal.attempt,
+        "ended_ms": terminal.ended_ms,
+        "wait_ms": max(0, waited_until_ms - terminal.arrived_ms) if terminal.arrived_ms else 0,
+        "service_ms": usage.service_ms,
+        "usage": {
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+        },
+    }
+    if terminal.end is not End.SUCCEEDED:
+        document["reason"] = terminal.reason
+        document["detail"] = terminal.detail
+        document["retry"] = _retry(terminal.reason)
+    if body is None:
+        document["output_lost"] = "the log no longer holds the output"
+    elif body:
+        document |= _output(body, terminal.content_type)
+    return document
+
+
+def _retry(reason: str) -> str:
+    return TABLE[Reason(reason)].retry.value if reason in Reason.__members__.values() else "never"
+
+
+def _output(body: bytes, content_type: str) -> dict[str, Any]:
+    if content_type in {"", JSON_TYPE}:
+        try:
+            body.decode()
+            raw = msgspec.json.decode(body, type=msgspec.Raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        else:
+            return {"output": raw, "content_type": JSON_TYPE}
+    encoded = b64encode(body).decode()
+    return {
+        "output_base64": encoded,
+        "content_type": content_type or "application/octet-stream",
+    }

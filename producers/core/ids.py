@@ -1,0 +1,40 @@
+"""The id of a request: a hash of tenant, route and idempotency key.
+
+One formula for every request. A caller that names no key gets a random one, and can read
+it in the answer: so even then a request in doubt can be sent again under the same id. The
+tenant is part of the hash: nobody can aim at another tenant's id.
+"""
+
+import re
+from base64 import b32encode
+from hashlib import blake2b
+
+#: Random bytes of a key that we make: 128 bits never meet again.
+KEY_BYTES = 16
+#: Longest Idempotency-Key; a UUID has 36 characters, a path or digest with a line number fits.
+KEY_CHARS_MAX = 200
+
+_ID = re.compile(r"req_[a-z2-7]{26}")
+_KEY = re.compile(r"[\x21-\x7e]+")
+
+
+def request_id(tenant: str, route: str, key: str) -> str:
+    """Id of a request: `req_` and 128 bits in base 32."""
+    hashed = blake2b(digest_size=16)
+    for part in (tenant, route, key):
+        data = part.encode()
+        hashed.update(len(data).to_bytes(4) + data)
+    return "req_" + b32encode(hashed.digest()).decode().rstrip("=").lower()
+
+
+def is_request_id(text: str) -> bool:
+    """Whether the text has the form of an id; nothing else is ever looked up."""
+    return _ID.fullmatch(text) is not None
+
+
+def idempotency_key(field: str) -> str | None:
+    """Read an Idempotency-Key header, quoted or bare; None when it is malformed."""
+    key = field.strip()
+    if len(key) >= 2 and key[0] == key[-1] == '"':  # noqa: PLR2004 - an opening and a closing one
+        key = key[1:-1]
+    return key if len(key) <= KEY_CHARS_MAX and _KEY.fullmatch(key) else None

@@ -1,0 +1,184 @@
+"""From the bytes of a POST to a request that may be published, or to all that is wrong.
+
+Pure: the policy, the tenant and the time come in, a `Submission` or `Faults` goes out. The
+raw bytes of `input` become the record's value untouched; only their outline is parsed.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from schemas.log import RECORD_BYTES_MAX
+from schemas.policy import Endpoint, Policy, Tenant
+from schemas.reasons import Reason
+from schemas.records import PRIORITY_DEFAULT, PRIORITY_MAX, VERSION, Request
+from schemas.topics import RETENTION_MS
+
+#: No input may take more than half a record, so that a batch always holds at least one.
+INPUT_BYTES_MAX = RECORD_BYTES_MAX // 2
+#: Room for everything else in the body: names, numbers, white space.
+ENVELOPE_BYTES_MAX = 8_192
+#: A body above this is refused before a byte of it is parsed.
+BODY_BYTES_MAX = INPUT_BYTES_MAX + ENVELOPE_BYTES_MAX
+#: Every request ends by half the retention; a later deadline could not be kept.
+DEADLINE_MS_MAX = RETENTION_MS // 2
+#: Usual English text; the scheduler settles with what the engine counted.
+BYTES_PER_TOKEN = 4
+#: A field's name or value is quoted in a fault up to this length.
+QUOTE_CHARS_MAX = 64
+
+FIELDS = ("endpoint", "input", "priority", "deadline_ms", "tier", "max_output_tokens")
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong: where, and what would be right there."""
+
+    reason: Reason
+    field: str
+    message: str
+
+
+class Faults(NamedTuple):
+    """All that is wrong with a request; `endpoint` as far as the policy knows it."""
+
+    faults: tuple[Fault, ...]
+    endpoint: str = ""
+
+    @property
+    def reason(self) -> Reason:
+        """The reason to answer with: a malformed request before what it asks for."""
+        reasons = [fault.reason for fault in self.faults]
+        return Reason.INVALID_REQUEST if Reason.INVALID_REQUEST in reasons else reasons[0]
+
+
+class Submission(NamedTuple):
+    """A valid request: what to publish, where it is charged and where it goes."""
+
+    request: Request
+    body: bytes
+    tier: str
+    endpoint: Endpoint
+    tenant: Tenant
+
+
+def read(
+    body: bytes, policy: Policy, tenant: Tenant, request_id: str, now_ms: int
+) -> Submission | Faults:
+    """Read a POST body for a tenant; every fault is found, not only the first."""
+    try:
+        body.decode()
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"the body is no JSON object: {error}"
+        return Faults((Fault(Reason.INVALID_REQUEST, "body", message),))
+    reader = _Reader(fields, policy, tenant)
+    submission = reader.submission(request_id, now_ms)
+    if reader.faults:
+        return Faults(tuple(reader.faults), reader.endpoint.name if reader.endpoint else "")
+    return submission
+
+
+class _Reader:
+    """Takes field after field, collecting faults instead of stopping at one."""
+
+    def __init__(self, fields: dict[str, msgspec.Raw], policy: Policy, tenant: Tenant) -> None:
+        self._fields, self._policy, self._tenant = fields, policy, tenant
+        self.faults: list[Fault] = []
+        self.endpoint: Endpoint | None = None
+
+    def submission(self, request_id: str, now_ms: int) -> Submission:
+        self._unknown_fields()
+        endpoint = self.endpoint = self._endpoint()
+        tier = self._tier()
+        data = self._input(endpoint)
+        priority = self._integer("priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
+        deadline_ms = self._integer("deadline_ms", 1, DEADLINE_MS_MAX, 0)
+        output_tokens = self._integer("max_output_tokens", 1, endpoint.tokens_max, 0)
+        input_tokens = min(max(1, len(data) // BYTES_PER_TOKEN), endpoint.tokens_max)
+        request = Request(
+            v=VERSION,
+            id=request_id,
+            tenant=self._tenant.name,
+            endpoint=endpoint.name,
+            priority=priority,
+            deadline_ms=now_ms + deadline_ms if deadline_ms else 0,
+            input_tokens=input_tokens,
+            output_tokens_max=output_tokens,
+        )
+        return Submission(request, data, tier, endpoint, self._tenant)
+
+    def _fault(self, field: str, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
+        self.faults.append(Fault(reason, field, message))
+
+    def _unknown_fields(self) -> None:
+        for name in self._fields:
+            if name not in FIELDS:
+                self._fault(_quote(name), f"no such field; there are {', '.join(FIELDS)}")
+
+    def _endpoint(self) -> Endpoint:
+        """The endpoint asked for; on a fault one without limits, so that reading goes on."""
+        nowhere = Endpoint(name="", pool="", body_bytes_max=INPUT_BYTES_MAX)
+        name = self._text("endpoint")
+        if name is None:
+            if "endpoint" not in self._fields:
+                self._fault("endpoint", "is missing: the name of the model to be called")
+            return nowhere
+        endpoint = self._policy.endpoint(name)
+        if endpoint is None:
+            known = ", ".join(e.name for e in self._policy.endpoints[:20])
+            message = f"no endpoint {_quote(name)!r}; the policy has {known or 'none'}"
+            self._fault("endpoint", message, Reason.UNKNOWN_ENDPOINT)
+            return nowhere
+        return endpoint
+
+    def _tier(self) -> str:
+        allowed = self._tenant.tiers
+        name = self._text("tier")
+        if name is None:
+            return allowed[0] if allowed else ""
+        if name not in allowed:
+            message = f"{_quote(name)!r} is not among the tenant's tiers: {', '.join(allowed)}"
+            self._fault("tier", message, Reason.TIER_NOT_ALLOWED)
+        return name
+
+    def _input(self, endpoint: Endpoint) -> bytes:
+        raw = self._fields.get("input")
+        if raw is None:
+            self._fault("input", "is missing: any JSON value, passed to the model as it is")
+            return b""
+        data = bytes(raw)
+        limit = min(endpoint.body_bytes_max, INPUT_BYTES_MAX)
+        if len(data) > limit:
+            message = f"has {len(data)} bytes; the endpoint takes up to {limit}"
+            self._fault("input", message, Reason.BODY_TOO_LARGE)
+        return data
+
+    def _text(self, field: str) -> str | None:
+        value = self._value(field, lambda value: isinstance(value, str), "a string")
+        return None if value is None else str(value)
+
+    def _integer(self, field: str, low: int, high: int, default: int) -> int:
+        def fits(value: Any) -> bool:
+            return type(value) is int and low <= value <= high
+
+        value = self._value(field, fits, f"a whole number from {low} to {high}")
+        return default if value is None else int(value)
+
+    def _value(self, field: str, fits: Callable[[Any], bool], rule: str) -> Any | None:
+        """A field's value; None when it is absent or does not fit (then with a fault)."""
+        raw = self._fields.get(field)
+        if raw is None:
+            return None
+        try:
+            value = msgspec.json.decode(raw)
+        except msgspec.DecodeError:
+            value = None
+        if fits(value):
+            return value
+        self._fault(field, f"must be {rule}, not {_quote(bytes(raw).decode())}")
+        return None
+
+
+def _quote(text: str) -> str:
+    return text if len(text) <= QUOTE_CHARS_MAX else text[:QUOTE_CHARS_MAX] + "..."

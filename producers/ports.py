@@ -1,0 +1,52 @@
+"""What the ingress needs from outside, besides the log (`schemas.log`).
+
+`fairlane` fills these: `adapters.redis` for `Limits` and `Index`, `adapters.clock` for the
+clock, `secrets.token_bytes` for chance.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Verdict
+
+T = TypeVar("T")
+
+#: Source of identity: so many random bytes (`secrets.token_bytes`; seeded in tests).
+RandomBytes = Callable[[int], bytes]
+
+
+class Clock(Protocol):
+    """The time."""
+
+    def now_ms(self) -> int:
+        """Epoch milliseconds."""
+
+
+class Limits(Protocol):
+    """Shared counters of what tenants took."""
+
+    async def charge(self, charge: Charge) -> Verdict:
+        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
+
+
+class Index(Protocol):
+    """Shared index of requests by tenant and id. Every call raises StoreDownError."""
+
+    async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
+        """Note where an accepted request stands; the first place stays."""
+
+    async def finish(self, endings: Sequence[Ending]) -> None:
+        """Write terminal outcomes; the first one of a request stays."""
+
+    async def lookup(self, name: RequestName) -> Entry | None:
+        """What is known of a request; None when nothing is."""
+
+    async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """Look many up in one go, answers in their order."""
+
+
+class Offload(Protocol):
+    """Runs a call of the log that may block: `asyncio.to_thread`, or in place in tests."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Run `call` and return its answer."""
