@@ -70,7 +70,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         }
         return {
             "kafka": self.kafka,
-            "redis": re.sub(r"//[^/@]*@", f"//{_HIDDEN}@", self.redis),
+            "redis": re.sub(r"//.*@", f"//{_HIDDEN}@", self.redis),
             "prefix": self.prefix,
             "kafka_options": options,
             "replication": self.replication,
@@ -148,8 +148,10 @@ def _options(text: str, faults: list[str]) -> dict[str, str]:
     if not isinstance(options, dict):
         faults.append('FAIRLANE_KAFKA_OPTIONS is no JSON object: {"security.protocol": "SSL"}')
         return {}
-    for name in sorted(_OWN_OPTIONS & options.keys()):
-        faults.append(f"FAIRLANE_KAFKA_OPTIONS: {name} is set by Fairlane; leave it out")
+    faults += [
+        f"FAIRLANE_KAFKA_OPTIONS: {name} is set by Fairlane; leave it out"
+        for name in sorted(_OWN_OPTIONS & options.keys())
+    ]
     for name, value in options.items():
         if isinstance(value, dict | list) or value is None:
             faults.append(f"FAIRLANE_KAFKA_OPTIONS: {name} must be a string, number or boolean")
