@@ -28,7 +28,15 @@ from fairlane import stack_probe, stack_process
 from fairlane.stack_kafka import format_storage, server_command, server_properties
 from fairlane.stack_tools import StackError, Tools, prepare
 
-__all__ = ["Addresses", "ServiceStatus", "Stack", "StackError", "Status", "read_addresses"]
+__all__ = [
+    "Addresses",
+    "ServiceStatus",
+    "Stack",
+    "StackError",
+    "Status",
+    "free_ports",
+    "read_addresses",
+]
 
 FOLDER = Path(".fairlane")
 HOST = "127.0.0.1"
@@ -107,12 +115,13 @@ class Stack:
         say: Callable[[str], None] = lambda _: None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
-        self._folder = folder.absolute()
+        #: Where all of it lies.
+        self.folder = folder.absolute()
         self._say = say
         self._env = env
-        self._logs = self._folder / "logs"
-        self._kafka_pid = self._folder / "kafka.pid"
-        self._redis_pid = self._folder / "redis.pid"
+        self._logs = self.folder / "logs"
+        self._kafka_pid = self.folder / "kafka.pid"
+        self._redis_pid = self.folder / "redis.pid"
 
     def up(self, benchmark: bool = False) -> Addresses:
         """Start what isn't running and wait until it answers; do nothing when all does.
@@ -139,7 +148,7 @@ class Stack:
 
     def down(self) -> None:
         """Stop both services, cleanly if they let it be; data, logs and ports are kept."""
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return
         with self._alone():
             for name, pid_path in (("Kafka", self._kafka_pid), ("Redis", self._redis_pid)):
@@ -147,7 +156,7 @@ class Stack:
                     self._say(f"stopping {name}")
                 if not stack_process.stop(pid_path, STOP_SECONDS_MAX):
                     self._say(f"{name} didn't stop within {STOP_SECONDS_MAX:.0f} s; killed")
-            (self._folder / "stack.json").unlink(missing_ok=True)
+            (self.folder / "stack.json").unlink(missing_ok=True)
 
     def status(self) -> Status:
         """Which services run, and whether each answers."""
@@ -196,8 +205,8 @@ class Stack:
             self._start_redis(prepare(self._env, self._say), self._settings())
 
     def _start_kafka(self, tools: Tools, settings: _Settings, benchmark: bool) -> None:
-        data = self._folder / "kafka"
-        properties = self._folder / "server.properties"
+        data = self.folder / "kafka"
+        properties = self.folder / "server.properties"
         properties.write_text(
             server_properties(data, HOST, settings.kafka_port, settings.controller_port)
         )
@@ -219,7 +228,7 @@ class Stack:
         )
 
     def _start_redis(self, tools: Tools, settings: _Settings) -> None:
-        data = self._folder / "redis"
+        data = self.folder / "redis"
         data.mkdir(exist_ok=True)
         log = self._logs / "redis.log"
         if stack_process.running(self._redis_pid) is None:
@@ -266,20 +275,20 @@ class Stack:
             f"{HOST}:{settings.kafka_port}", f"redis://{HOST}:{settings.redis_port}/0"
         )
         found = {**addresses._asdict(), "benchmark": benchmark}
-        _write_json(self._folder / "stack.json", found)
+        _write_json(self.folder / "stack.json", found)
         return addresses
 
     def _mode(self) -> bool | None:
         """Whether the broker was started for benchmarks; None when no stack is up."""
         try:
-            found = json.loads((self._folder / "stack.json").read_text())
+            found = json.loads((self.folder / "stack.json").read_text())
             return bool(found["benchmark"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def _kept_settings(self) -> _Settings | None:
         try:
-            return _Settings(**json.loads((self._folder / "settings.json").read_text()))
+            return _Settings(**json.loads((self.folder / "settings.json").read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
@@ -287,7 +296,7 @@ class Stack:
         """Ports and cluster id as kept; what isn't ours any more is picked anew on renewal."""
         kept = self._kept_settings()
         if kept is None:
-            kafka, controller, redis = _free_ports(3)
+            kafka, controller, redis = free_ports(3)
             kept = _Settings(kafka, controller, redis, _cluster_id())
         elif renew:
             kept = kept._replace(
@@ -295,7 +304,7 @@ class Stack:
                 controller_port=self._still(kept.controller_port, self._kafka_pid),
                 redis_port=self._still(kept.redis_port, self._redis_pid),
             )
-        _write_json(self._folder / "settings.json", kept._asdict())
+        _write_json(self.folder / "settings.json", kept._asdict())
         return kept
 
     @staticmethod
@@ -303,18 +312,18 @@ class Stack:
         """The port if its service has it or can have it, else another."""
         if stack_process.running(pid_path) is not None or _is_free(port):
             return port
-        return _free_ports(1)[0]
+        return free_ports(1)[0]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep a second `up` or `down` of the same folder waiting."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("w") as lock:
+        with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Different ports that nobody on this machine listens on."""
     # Two stacks that start at once must not try the same ports in the same order.
     candidates = random.sample(range(PORT_MIN, PORT_MAX), k=PORT_MAX - PORT_MIN)

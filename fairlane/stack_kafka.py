@@ -4,6 +4,7 @@ What belongs here: Kafka's own names and their reasons. What does not: processes
 """
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from fairlane.stack_tools import StackError, Tools
@@ -15,6 +16,33 @@ FORMAT_SECONDS_MAX = 120
 _SMALL = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 #: Runs fastest: short pauses, both compilers. With _SMALL the tail is the collector's.
 _FAST = ("-Xms1g", "-Xmx2g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
+
+#: What one node that serves tests and a single user needs, whoever starts it.
+SINGLE_NODE: Mapping[str, str] = {
+    # One node: Kafka's inner topics can have one replica only, and need few partitions.
+    "default.replication.factor": "1",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    # A topic exists because somebody made it with the right settings, never by accident.
+    "auto.create.topics.enable": "false",
+    # Members are few and local: no waiting for more, and the dead are noticed soon.
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    # A killed broker may register again only when its old session has run out.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    # How often the transactions of the killed are looked for.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # The default of 128 MB doesn't fit a small heap.
+    "log.cleaner.dedupe.buffer.size": "2097152",
+}
 
 
 def server_properties(data: Path, host: str, kafka_port: int, controller_port: int) -> str:
@@ -29,29 +57,7 @@ def server_properties(data: Path, host: str, kafka_port: int, controller_port: i
         "advertised.listeners": listeners,
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": str(data),
-        # One node: Kafka's inner topics can have one replica only, and need few partitions.
-        "default.replication.factor": "1",
-        "min.insync.replicas": "1",
-        "offsets.topic.replication.factor": "1",
-        "offsets.topic.num.partitions": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "transaction.state.log.num.partitions": "1",
-        "share.coordinator.state.topic.replication.factor": "1",
-        "share.coordinator.state.topic.min.isr": "1",
-        "share.coordinator.state.topic.num.partitions": "1",
-        # A topic exists because somebody made it with the right settings, never by accident.
-        "auto.create.topics.enable": "false",
-        # Members are few and local: no waiting for more, and the dead are noticed soon.
-        "group.initial.rebalance.delay.ms": "0",
-        "group.min.session.timeout.ms": "1000",
-        # A killed broker may register again only when its old session has run out.
-        "broker.session.timeout.ms": "3000",
-        "broker.heartbeat.interval.ms": "500",
-        # How often the transactions of the killed are looked for.
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-        # The default of 128 MB doesn't fit a small heap.
-        "log.cleaner.dedupe.buffer.size": "2097152",
+        **SINGLE_NODE,
     }
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 

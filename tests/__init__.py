@@ -1,0 +1,1 @@
+"""Fairlane's tests, a folder for what each kind needs."""
