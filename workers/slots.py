@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from schemas.reasons import Reason
 from schemas.records import End, Usage
 from workers.engine import EngineBatch, EngineOutcome, failed
-from workers.ports import Completion, Engine
+from workers.ports import Clock, Completion, Engine
 
 #: An engine's exception as a result's detail: enough to find it, short enough to store.
 DETAIL_CHARS_MAX = 500
@@ -24,10 +24,11 @@ COUNT_MAX = 1 << 53
 class ThreadSlots:
     """`Slots` over an `Engine`. All methods are called from one thread, the lane's."""
 
-    def __init__(self, engine: Engine, total: int) -> None:
-        """Make room for `total` batches."""
+    def __init__(self, engine: Engine, total: int, clock: Clock) -> None:
+        """Make room for `total` batches; `clock` measures what an engine does not."""
         self._engine = engine
         self._total = total
+        self._clock = clock
         self._threads = 0
         self._running: dict[int, tuple[EngineBatch, set[int]]] = {}
         self._work: SimpleQueue[tuple[int, EngineBatch, set[int]] | None] = SimpleQueue()
@@ -79,7 +80,17 @@ class ThreadSlots:
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             ticket, batch, cancelled = work
-            self._done.put(Completion(ticket, run_guarded(self._engine.run, batch, cancelled)))
+            started_ms = self._clock.now_ms()
+            outcomes = run_guarded(self._engine.run, batch, cancelled)
+            took_ms = max(0, self._clock.now_ms() - started_ms)
+            self._done.put(Completion(ticket, tuple(_timed(o, took_ms) for o in outcomes)))
+
+
+def _timed(outcome: EngineOutcome, took_ms: int) -> EngineOutcome:
+    """Fill the service time in where the engine left it out."""
+    if outcome.usage.service_ms:
+        return outcome
+    return outcome._replace(usage=replace(outcome.usage, service_ms=took_ms))
 
 
 #: `Engine.run` or `VirtualEngine.answer`.
@@ -102,8 +113,11 @@ def run_guarded(run: Run, batch: EngineBatch, cancelled: set[int]) -> tuple[Engi
 
 _UNSOUND = failed(
     Reason.ENGINE_FAILED,
-    "the engine gave no EngineOutcome of an End, bytes, a Usage of natural numbers and strings",
+    "the engine gave no EngineOutcome (an End, bytes, a Usage of natural numbers, a Reason)",
 )
+
+
+_REASONS = frozenset(reason.value for reason in Reason)
 
 
 def _is_sound(outcome: object) -> bool:
@@ -112,7 +126,9 @@ def _is_sound(outcome: object) -> bool:
         return False
     if not isinstance(outcome.output, bytes) or not isinstance(outcome.usage, Usage):
         return False
-    if not isinstance(outcome.reason, str) or not isinstance(outcome.detail, str):
+    if not isinstance(outcome.detail, str):
+        return False
+    if outcome.reason not in _REASONS and (outcome.reason or outcome.end is not End.SUCCEEDED):
         return False
     counts = astuple(outcome.usage)
     return all(type(count) is int and 0 <= count < COUNT_MAX for count in counts)
