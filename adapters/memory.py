@@ -14,7 +14,7 @@ from enum import Enum
 from threading import RLock
 
 from adapters.memory_groups import Group, MemoryMembership
-from adapters.memory_store import Clock, Store, check_metadata, check_size
+from adapters.memory_store import Clock, Store
 from schemas.log import (
     AbortedError,
     Bounds,
@@ -28,6 +28,8 @@ from schemas.log import (
     PositionLostError,
     Record,
     TopicSpec,
+    check_commits,
+    check_record,
 )
 
 
@@ -61,7 +63,7 @@ class MemoryProducer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Append one record. Raises TooLargeError, or LogError for an unknown partition."""
-        check_size(topic, partition, value, key, headers)
+        check_record(topic, partition, value, key, headers)
         with self._lock:
             offset = self._store.append((topic, partition), key, value, headers)
         if on_delivery is not None:
@@ -115,7 +117,7 @@ class MemoryTransactional:
     ) -> None:
         """Add a record to the open transaction. Raises TooLargeError for this record alone."""
         self._open_epoch()
-        check_size(topic, partition, value, key, headers)
+        check_record(topic, partition, value, key, headers)
         offset, error = None, None
         with self._lock:
             if self._epoch == self._store.epochs[self._id]:
@@ -127,7 +129,7 @@ class MemoryTransactional:
 
     def send_offsets(self, group: str, commits: Mapping[Partition, Commit]) -> None:
         """Commit positions with the transaction. Raises FencedError; TooLargeError for metadata."""
-        check_metadata(group, commits)
+        check_commits(group, commits)
         with self._lock:
             self._store.check_epoch(self._id, self._open_epoch())
             for partition in commits:
@@ -247,7 +249,7 @@ class MemoryReader:
 
     def commit(self, group: str, commits: Mapping[Partition, Commit]) -> None:
         """Commit positions outside of a transaction. Raises TooLargeError for metadata."""
-        check_metadata(group, commits)
+        check_commits(group, commits)
         with self._lock:
             for partition in commits:
                 self._store.part(partition)

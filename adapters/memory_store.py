@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from schemas.log import (
-    METADATA_CHARS_MAX,
-    RECORD_BYTES_MAX,
     TRANSACTION_TIMEOUT_MS,
     Bounds,
     Commit,
@@ -25,7 +23,6 @@ from schemas.log import (
     LogError,
     Partition,
     Record,
-    TooLargeError,
     UnavailableError,
 )
 
@@ -35,38 +32,6 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Epoch time in milliseconds; never goes back."""
-
-
-def check_size(
-    topic: str, partition: int, value: bytes, key: bytes | None, headers: Headers
-) -> None:
-    """Refuse a record above RECORD_BYTES_MAX (value, key and headers together).
-
-    Raises:
-        TooLargeError: names the partition, the size and the limit.
-    """
-    size = len(value) + (len(key) if key else 0)
-    for name, content in headers:
-        size += len(name) + len(content)
-    if size > RECORD_BYTES_MAX:
-        raise TooLargeError(
-            f"{topic}[{partition}]: a record of {size} bytes is above the limit of "
-            f"{RECORD_BYTES_MAX}; send less, or send it in parts"
-        )
-
-
-def check_metadata(group: str, commits: Mapping[Partition, Commit]) -> None:
-    """Refuse commit metadata that a broker would refuse.
-
-    Raises:
-        TooLargeError: names the group, the partition, the length and the limit.
-    """
-    for (topic, partition), commit in commits.items():
-        if len(commit.metadata) > METADATA_CHARS_MAX:
-            raise TooLargeError(
-                f"group {group}, {topic}[{partition}]: commit metadata of "
-                f"{len(commit.metadata)} characters is above the limit of {METADATA_CHARS_MAX}"
-            )
 
 
 class PartitionLog:

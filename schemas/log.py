@@ -106,7 +106,39 @@ class PositionLostError(LogError):
         )
 
 
-#: Called once per record from the producer's own thread (Kafka) or at once (memory):
+def check_record(
+    topic: str, partition: int, value: bytes, key: bytes | None, headers: Headers
+) -> None:
+    """Refuse a record above RECORD_BYTES_MAX (value, key and headers together).
+
+    Raises:
+        TooLargeError: names the partition, the size and the limit.
+    """
+    size = len(value) + (len(key) if key else 0)
+    for name, content in headers:
+        size += len(name) + len(content)
+    if size > RECORD_BYTES_MAX:
+        raise TooLargeError(
+            f"{topic}[{partition}]: a record of {size} bytes is above the limit of "
+            f"{RECORD_BYTES_MAX}; send less, or send it in parts"
+        )
+
+
+def check_commits(group: str, commits: Mapping[Partition, Commit]) -> None:
+    """Refuse commit metadata above METADATA_CHARS_MAX.
+
+    Raises:
+        TooLargeError: names the group, the partition, the length and the limit.
+    """
+    for (topic, partition), commit in commits.items():
+        if len(commit.metadata) > METADATA_CHARS_MAX:
+            raise TooLargeError(
+                f"group {group}, {topic}[{partition}]: commit metadata of "
+                f"{len(commit.metadata)} characters is above the limit of {METADATA_CHARS_MAX}"
+            )
+
+
+#: Called once per record, from a thread that drives the client (Kafka) or at once (memory):
 #: the record's offset, or the error that kept it out of the log.
 OnDelivery = Callable[[int | None, LogError | None], None]
 
