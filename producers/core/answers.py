@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from producers.core.submission import Fault
-from schemas.front import Entry
+from schemas.front import Admission, Charge, Entry, Verdict
 from schemas.reasons import TABLE, Reason
 from schemas.records import End
 
@@ -66,6 +66,29 @@ def of_faults(faults: Sequence[Fault], reason: Reason) -> Problem:
 def whole_seconds(wait_ms: int) -> int:
     """A wait as Retry-After: whole seconds, rounded up, at least 1."""
     return max(1, -(-wait_ms // 1_000))
+
+
+def not_found() -> Problem:
+    """No such request for this tenant."""
+    return Problem(Reason.NOT_FOUND, "no request of this id; entries are kept for a day")
+
+
+def over_limit(charge: Charge, verdict: Verdict) -> Problem:
+    """The limit has no room: now, or ever."""
+    numbers = (("limit", verdict.limit), ("used", verdict.used), ("remaining", verdict.remaining))
+    what = f"{charge.limit} a minute at {charge.endpoint!r}"
+    if verdict.admission is Admission.NEVER:
+        detail = f"the request costs {charge.cost}, the limit is {what}"
+        return Problem(Reason.NEVER_FITS, detail, extra=numbers)
+    retry_after_s = whole_seconds(verdict.retry_ms)
+    detail = f"{verdict.used} of {what} are used, the request costs {charge.cost}"
+    return Problem(Reason.RATE_LIMIT, detail, retry_after_s=retry_after_s, extra=numbers)
+
+
+def in_doubt(request_id: str, key: str, detail: str) -> Problem:
+    """The log did not confirm; the answer carries all that a repetition needs."""
+    extra = (("id", request_id), ("idempotency_key", key))
+    return Problem(Reason.IN_DOUBT, detail, retry_after_s=1, extra=extra)
 
 
 def state(entry: Entry) -> str:

@@ -64,7 +64,3 @@ class LocalLimits:
             window.take(charge)
         remaining = max(0, charge.limit - window.used)
         return Verdict(admission, charge.limit, window.used, remaining, retry_ms)
-
-    def forget(self) -> None:
-        """Drop everything: Redis counts again."""
-        self._windows.clear()

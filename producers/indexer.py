@@ -1,0 +1,168 @@
+"""From `results` into the index: how each request ended, for whoever asks.
+
+The ingresses of a deployment share the partitions of `results`. A batch of records is
+written first, its positions are committed after: killed in between, the next holder writes
+the same again, and the index keeps the first of two. So nothing is lost and nothing changes.
+"""
+
+import logging
+
+from producers.ports import Index, Offload
+from schemas.codec import DecodeError, decode_header, passed_through
+from schemas.front import INLINE_BYTES_MAX, Ending, RequestName, Terminal
+from schemas.log import (
+    Change,
+    Commit,
+    Log,
+    Membership,
+    Partition,
+    PositionLostError,
+    Reader,
+    Record,
+)
+from schemas.reasons import Reason
+from schemas.records import Result
+from schemas.topics import Topics
+
+#: Records written and committed together: a few megabytes at most when outputs are large.
+RECORDS_MAX = 500
+CONTENT_TYPE = "content-type"
+
+log = logging.getLogger(__name__)
+
+
+class Indexer:
+    """One member of the group that keeps the index."""
+
+    def __init__(
+        self, the_log: Log, topics: Topics, index: Index, offload: Offload, instance: str | None
+    ) -> None:
+        """`instance` names a static member; nothing is joined before the first turn."""
+        self._log, self._topics, self._index, self._offload = the_log, topics, index, offload
+        self._group, self._instance = f"{topics.prefix}.index", instance
+        self._membership: Membership | None = None
+        self._reader: Reader | None = None
+        self._owned: set[int] = set()
+        self._endings: list[Ending] = []
+        self._read: dict[Partition, int] = {}
+
+    async def turn(self, timeout_s: float) -> int:
+        """Index what is there, waiting up to `timeout_s` for it; returns how many records.
+
+        Raises StoreDownError (the same records are written in the next turn) or LogError.
+        """
+        if not self._read:
+            await self._offload(lambda: self._take(timeout_s))
+        if not self._read:
+            return 0
+        count = len(self._endings)
+        await self._index.finish(self._endings)
+        await self._offload(self._commit)
+        return count
+
+    def close(self) -> None:
+        """Leave the group, so that others go on at once."""
+        if self._membership:
+            self._membership.close()
+        if self._reader:
+            self._reader.close()
+
+    def rejoin(self) -> None:
+        """Start over after an error of the log: what is not committed is read again."""
+        self.close()
+        self._membership = self._reader = None
+        self._owned.clear()
+        self._forget()
+
+    def _take(self, timeout_s: float) -> None:
+        """Blocking: follow the assignment, then read."""
+        if self._membership is None:
+            if not self._log.partitions(self._topics.results):
+                return  # `fairlane policy apply` makes it
+            self._membership = self._log.membership(
+                self._group, self._topics.results, self._instance
+            )
+        reader = self._reader = self._reader or self._log.reader()
+        change = self._membership.poll(0)
+        if change:
+            self._change(reader, change)
+        if not self._owned:
+            return
+        try:
+            records = reader.poll(RECORDS_MAX, timeout_s)
+        except PositionLostError as error:
+            log.error("results were lost before they were indexed: %s", error)  # noqa: TRY400
+            self._start(reader, error.partition)
+            return
+        for record in records:
+            self._read[record.topic, record.partition] = record.offset + 1
+            ending = _ending(record)
+            if ending:
+                self._endings.append(ending)
+
+    def _change(self, reader: Reader, change: Change) -> None:
+        self._owned.difference_update(change.lost)
+        self._owned.update(change.gained)
+        self._start(reader)
+
+    def _start(self, reader: Reader, lost: Partition | None = None) -> None:
+        """Read all owned partitions from where the group stands; a lost one from its low end."""
+        self._forget()
+        parts = [(self._topics.results, number) for number in sorted(self._owned)]
+        committed = reader.committed(self._group, parts) if parts else {}
+        positions: dict[Partition, int] = {}
+        for part in parts:
+            commit = committed.get(part)
+            at_low = commit is None or part == lost
+            positions[part] = reader.bounds(part).low if at_low or not commit else commit.offset
+        reader.assign(positions)
+
+    def _commit(self) -> None:
+        assert self._reader is not None
+        owned = {
+            part: Commit(offset, "")
+            for part, offset in self._read.items()
+            if part[1] in self._owned
+        }
+        self._reader.commit(self._group, owned)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._endings, self._read = [], {}
+
+
+def _ending(record: Record) -> Ending | None:
+    """What a results record means for the index; None when it says nothing new."""
+    try:
+        result: Result = decode_header(record, Result)
+    except DecodeError as error:
+        log.error("left out of the index: %s", error)  # noqa: TRY400 - the place says it all
+        return None
+    if result.reason == Reason.DUPLICATE:
+        return None  # a second copy was dropped; the first one's outcome counts
+    content_type = next(
+        (
+            value.decode(errors="replace")
+            for name, value in passed_through(record.headers)
+            if name.lower() == CONTENT_TYPE
+        ),
+        "",
+    )
+    terminal = Terminal(
+        endpoint=result.endpoint,
+        end=result.end,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        reason=result.reason,
+        detail=result.detail,
+        attempt=result.attempt,
+        usage=result.usage,
+        arrived_ms=result.arrived_ms,
+        picked_ms=result.picked_ms,
+        ended_ms=result.ended_ms,
+        content_type=content_type,
+        size=len(record.value),
+    )
+    body = record.value if len(record.value) <= INLINE_BYTES_MAX else None
+    return Ending(RequestName(result.tenant, result.id), terminal, body)

@@ -1,0 +1,399 @@
+"""The ingress: what happens to a request between the door and the log, without HTTP.
+
+Order of a submission: authenticate, validate, charge, publish, index. Whatever refuses does
+so before the charge; nothing is refunded after it, because a publish that failed in doubt
+may still be in the log. Answers are values: `Accepted` and `Status`, or a `Problem`.
+
+The process wiring makes an `Ingress`, calls `start()` in the running loop, `drain()` when it
+is told to stop, and `stop()` when no call is under way any more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from producers.bodies import Bodies
+from producers.core import ids
+from producers.core.answers import (
+    Problem,
+    in_doubt,
+    not_found,
+    of_faults,
+    over_limit,
+    state,
+    whole_seconds,
+)
+from producers.core.submission import Faults, Submission, read
+from producers.directory import Directory, View
+from producers.indexer import Indexer
+from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
+from producers.ports import Clock, Index, Limits, Offload, RandomBytes
+from producers.publisher import Publisher
+from producers.refusing import RefusalLog
+from producers.waiting import WaitRoom
+from schemas import codec
+from schemas.front import (
+    Acceptance,
+    Charge,
+    Entry,
+    RequestName,
+    StoreDownError,
+)
+from schemas.log import (
+    Log,
+    LogError,
+    TooLargeError,
+    UnavailableError,
+)
+from schemas.policy import Tenant
+from schemas.reasons import Reason
+from schemas.records import VERSION, Cancel
+from schemas.topics import Topics
+
+ROUTE = "/v1/requests"
+#: Longest `?wait=`, in seconds: below the idle time-outs that proxies commonly have (60 s).
+WAIT_S_MAX = 30.0
+#: Longest single wait for new records: how long a stop or a new assignment goes unnoticed.
+POLL_S = 0.1
+#: Pause of a follower that found nothing: an in-process log never waits by itself.
+IDLE_S = 0.01
+#: Pause after an error of the log or of Redis.
+ERROR_PAUSE_S = 0.5
+#: How often refusal counts and late index entries are looked after.
+TICK_S = 0.25
+#: Accepted requests that Redis has not taken yet; beyond it their results alone are found.
+UNINDEXED_MAX = 10_000
+#: What is still on its way to the log at a stop gets this long.
+FLUSH_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything an ingress is made of; see `fairlane` for the wiring."""
+
+    log: Log
+    topics: Topics
+    limits: Limits
+    index: Index
+    clock: Clock
+    random_bytes: RandomBytes
+    offload: Offload = asyncio.to_thread
+    #: Name of the static member in the index group: it takes over from itself at once.
+    instance: str | None = None
+    when_down: WhenDown = WhenDown.DEGRADED
+
+
+class Caller(NamedTuple):
+    """Who asks, proven by a key, and under which policy."""
+
+    tenant: Tenant
+    view: View
+
+
+class Accepted(NamedTuple):
+    """The request is in the log; `key` is its idempotency key, ours if the caller named none."""
+
+    id: str
+    key: str
+    state: str
+
+
+class Status(NamedTuple):
+    """What became of a request; `body` is its output when it has ended."""
+
+    entry: Entry
+    body: bytes | None
+
+
+class Ingress:
+    """One ingress process, without its HTTP."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Clients of the log are made here; nothing is read before `start`."""
+        self._parts = parts
+        self._topics, self._clock, self._index = parts.topics, parts.clock, parts.index
+        self.directory = Directory(parts.log, parts.topics)
+        self._publisher = Publisher(parts.log.producer())
+        self._keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
+        self._indexer = Indexer(parts.log, parts.topics, parts.index, parts.offload, parts.instance)
+        self._bodies = Bodies(parts.log, parts.offload)
+        self._room = WaitRoom(parts.index)
+        self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
+        self._unindexed: dict[RequestName, Acceptance] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_draining = False
+
+    # --- life
+
+    def start(self) -> None:
+        """Begin to follow the log, in the running event loop."""
+        directory, offload = self.directory, self._parts.offload
+        self._tasks = [
+            asyncio.create_task(
+                self._forever("directory", lambda: offload(lambda: directory.turn(POLL_S)))
+            ),
+            asyncio.create_task(
+                self._forever("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
+            ),
+            asyncio.create_task(self._forever("tick", self._tick)),
+        ]
+
+    def drain(self) -> None:
+        """Tell balancers to go elsewhere and end the long polls; calls are still served."""
+        self.is_draining = True
+        self._room.close()
+
+    async def stop(self) -> None:
+        """Stop following, publish what is left, free every client."""
+        self.drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(StoreDownError):
+            await self._index_late()
+        self._refusals.drain()
+        left = await self._parts.offload(lambda: self._publisher.flush(FLUSH_S))
+        if left:
+            log.error("stopped with %d records unconfirmed", left)
+        for part in (self._publisher, self._indexer, self.directory, self._bodies):
+            part.close()
+
+    def why_not_ready(self) -> str:
+        """What keeps this ingress from taking requests; empty when nothing does."""
+        if self.is_draining:
+            return "it is stopping"
+        if not self.directory.is_read:
+            return "it has not read policy and keys yet; is Kafka up, are the topics there?"
+        if self.directory.view is None:
+            return "no policy yet: run `fairlane policy apply FILE`"
+        return ""
+
+    # --- calls
+
+    def authenticate(self, authorization: str) -> Caller | Problem:
+        """Who calls, by the Authorization header."""
+        if not self.directory.is_read:
+            return self._unavailable(self.why_not_ready())
+        key = self.directory.authenticate(authorization)
+        if key is None:
+            problem = Problem(Reason.UNAUTHENTICATED, "no key, or not a valid one")
+            self._refusals.note(problem, "", "")
+            return problem
+        view = self.directory.view
+        if view is None:
+            return self._unavailable("no policy yet: run `fairlane policy apply FILE`")
+        tenant = view.tenants.get(key.tenant)
+        if tenant is None:
+            detail = f"the key is of tenant {key.tenant!r}, which the policy does not have"
+            problem = Problem(Reason.UNKNOWN_TENANT, detail)
+            self._refusals.note(problem, key.tenant, "")
+            return problem
+        return Caller(tenant, view)
+
+    async def submit(
+        self, caller: Caller, body: bytes, key: str | None = None, trace: bytes | None = None
+    ) -> Accepted | Problem:
+        """Take a request in; `key` makes a repetition the same request."""
+        tenant = caller.tenant.name
+        name, used_key = self._name(tenant, key)
+        read_as = read(body, caller.view.policy, caller.tenant, name.id, self._clock.now_ms())
+        if isinstance(read_as, Faults):
+            problem = of_faults(read_as.faults, read_as.reason)
+            self._refusals.note(problem, tenant, read_as.endpoint)
+            return problem
+        known = await self._known(name) if key is not None else None
+        if known:
+            return Accepted(name.id, used_key, state(known))
+        problem_or_none = await self._charge(caller, read_as)
+        if problem_or_none:
+            return problem_or_none
+        return await self._publish(caller, read_as, name, used_key, trace)
+
+    async def status(
+        self, caller: Caller, request_id: str, wait_s: float = 0.0
+    ) -> Status | Problem:
+        """What became of a request, after waiting up to `wait_s` for its end."""
+        name = RequestName(caller.tenant.name, request_id)
+        entry = await self._find(name)
+        if isinstance(entry, Problem):
+            return entry
+        if wait_s > 0 and not entry.terminal:
+            entry = await self._room.wait(name, min(wait_s, WAIT_S_MAX)) or entry
+        return await self._with_body(entry)
+
+    async def cancel(self, caller: Caller, request_id: str) -> str | Problem:
+        """Ask for the end of a request; returns its state as known now."""
+        name = RequestName(caller.tenant.name, request_id)
+        entry = await self._find(name)
+        if isinstance(entry, Problem):
+            return entry
+        if entry.acceptance and not entry.terminal:
+            place = entry.acceptance
+            record = Cancel(VERSION, place.topic, place.partition, place.offset)
+            # shard + shards * spread: see Topics.request_partition
+            shard = place.partition % caller.view.policy.topology.shards
+            try:
+                await self._publisher.publish(self._topics.control, shard, codec.encode(record))
+            except LogError as error:
+                return self._unavailable(f"the cancel may not have been noted: {error}")
+        return state(entry)
+
+    def too_large(self, detail: str, tenant: str = "") -> Problem:
+        """A body above the limit of the door, refused before it is parsed."""
+        problem = Problem(Reason.BODY_TOO_LARGE, detail)
+        self._refusals.note(problem, tenant, "")
+        return problem
+
+    def malformed(self, detail: str, tenant: str) -> Problem:
+        """A malformed header of a submission."""
+        problem = Problem(Reason.INVALID_REQUEST, detail)
+        self._refusals.note(problem, tenant, "")
+        return problem
+
+    # --- steps of a submission
+
+    def _name(self, tenant: str, key: str | None) -> tuple[RequestName, str]:
+        used_key = key if key is not None else self._parts.random_bytes(ids.KEY_BYTES).hex()
+        return RequestName(tenant, ids.request_id(tenant, ROUTE, used_key)), used_key
+
+    async def _known(self, name: RequestName) -> Entry | None:
+        """What is known of an earlier request of this name, if Redis answers."""
+        late = self._unindexed.get(name)
+        if late:
+            return Entry(late, None, None)
+        if self._keeper.is_down:
+            return None
+        with suppress(StoreDownError):
+            return await self._index.lookup(name)
+        return None
+
+    async def _charge(self, caller: Caller, submission: Submission) -> Problem | None:
+        request, endpoint = submission.request, submission.endpoint
+        limit = caller.view.policy.limit(caller.tenant, endpoint)
+        if limit is None:
+            return None
+        charge = Charge(request.tenant, request.endpoint, request.id, endpoint.weight, limit)
+        verdict = await self._keeper.charge(charge)
+        if verdict is None:
+            return self._unavailable("limits can't be checked: Redis does not answer")
+        if verdict.is_admitted:
+            return None
+        problem = over_limit(charge, verdict)
+        self._refusals.note(problem, request.tenant, request.endpoint, charge)
+        return problem
+
+    async def _publish(
+        self,
+        caller: Caller,
+        submission: Submission,
+        name: RequestName,
+        key: str,
+        trace: bytes | None,
+    ) -> Accepted | Problem:
+        request, endpoint = submission.request, submission.endpoint
+        topic = self._topics.requests(submission.tier)
+        partition = self._topics.request_partition(
+            endpoint.pool, request.tenant, caller.view.policy
+        )
+
+        def acceptance(offset: int) -> Acceptance:
+            now_ms = self._clock.now_ms()
+            return Acceptance(endpoint.name, submission.tier, topic, partition, offset, now_ms)
+
+        try:
+            offset = await self._publisher.publish(
+                topic,
+                partition,
+                submission.body,
+                key=request.tenant.encode(),
+                headers=codec.header(request, [("traceparent", trace)] if trace else ()),
+                on_late=lambda offset: self._remember(name, acceptance(offset)),
+            )
+        except TooLargeError as error:
+            return self.too_large(str(error), request.tenant)
+        except UnavailableError as error:
+            return self._unavailable(f"the log does not take it: {error}")
+        except LogError as error:
+            return in_doubt(name.id, key, str(error))
+        await self._note(name, acceptance(offset))
+        return Accepted(name.id, key, "waiting")
+
+    async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
+        """Index an accepted request, now or when Redis is back: it is accepted anyhow."""
+        if not self._keeper.is_down:
+            with suppress(StoreDownError):
+                await self._index.accept(name, acceptance)
+                return
+        self._remember(name, acceptance)
+
+    def _remember(self, name: RequestName, acceptance: Acceptance) -> None:
+        if len(self._unindexed) < UNINDEXED_MAX:
+            self._unindexed[name] = acceptance
+
+    # --- steps of a look-up
+
+    async def _find(self, name: RequestName) -> Entry | Problem:
+        if not ids.is_request_id(name.id):
+            return not_found()
+        late = self._unindexed.get(name)
+        try:
+            entry = await self._index.lookup(name)
+        except StoreDownError as error:
+            if late is None:
+                return self._unavailable(f"the request can't be looked up now: {error}")
+            entry = None
+        if entry is None and late:
+            return Entry(late, None, None)
+        return entry or not_found()
+
+    async def _with_body(self, entry: Entry) -> Status | Problem:
+        terminal = entry.terminal
+        if terminal is None or entry.body is not None or not terminal.size:
+            return Status(entry, entry.body)
+        try:
+            return Status(entry, await self._bodies.fetch(terminal))
+        except LogError as error:
+            return self._unavailable(f"the output can't be read now: {error}")
+
+    # --- problems
+
+    def _unavailable(self, detail: str) -> Problem:
+        return Problem(Reason.UNAVAILABLE, detail, retry_after_s=whole_seconds(PAUSE_MS))
+
+    # --- loops
+
+    async def _tick(self) -> int:
+        await asyncio.sleep(TICK_S)
+        self._refusals.tick()
+        await self._index_late()
+        return 1
+
+    async def _index_late(self) -> None:
+        for name, acceptance in list(self._unindexed.items()):
+            await self._index.accept(name, acceptance)
+            del self._unindexed[name]
+
+    async def _forever(
+        self,
+        what: str,
+        turn: Callable[[], Awaitable[int]],
+        recover: Callable[[], None] | None = None,
+    ) -> None:
+        """Turn after turn; errors of the log and of Redis are waited out."""
+        while True:
+            try:
+                if not await turn():
+                    await asyncio.sleep(IDLE_S)
+            except StoreDownError as error:
+                log.warning("%s: waits for Redis: %s", what, error)
+                await asyncio.sleep(ERROR_PAUSE_S)
+            except LogError as error:
+                log.warning("%s: waits for the log: %s", what, error)
+                if recover:
+                    await self._parts.offload(recover)
+                await asyncio.sleep(ERROR_PAUSE_S)
