@@ -282,9 +282,17 @@ class Arrived(Struct, array_like=True, tag="arrived", frozen=True):
 
     topic: str
     partition: int
+    tier: str
     start: int
     stop: int
     refused: tuple[tuple[int, str], ...] = ()
+
+
+class TopicMet(Struct, array_like=True, tag="topic", frozen=True):
+    """Identity of a request topic; a recreated one has another and stops the shard."""
+
+    topic: str
+    id: str
 
 
 class Ended(Struct, array_like=True, tag="ended", frozen=True):
@@ -309,15 +317,15 @@ class Released(Struct, array_like=True, tag="released", frozen=True):
 
 
 class Picked(Struct, array_like=True, tag="picked", frozen=True):
-    """One selection: what it was charged, and the grants that made it affordable.
+    """One selection: what it was charged, and the turn that made it affordable.
 
-    `grants` is how many rounds' quanta its tenant received since the last settlement of
-    its account, `seat` where it sat in the ring (both 0 under `fifo`).
+    `round` is the round of the ring in which it was served (grants up to it are implied),
+    `seat` its tenant's place in the ring; under `fifo` they are 0 and 1.
     """
 
     key: int
     cost: int
-    grants: int = 0
+    round: int = 0
     seat: int = 0
 
 
@@ -335,6 +343,7 @@ Step = (
     | ControlSaid
     | Read
     | Arrived
+    | TopicMet
     | Ended
     | Requeued
     | Released

@@ -1,0 +1,206 @@
+"""Second selector: deficit round robin over the tenants that have eligible work.
+
+Theory (M. Shreedhar and G. Varghese, "Efficient fair queuing using deficit round robin",
+SIGCOMM 1995). Tenants sit in a ring, in the order of their seats. A round visits every
+seat once. A visit grants `quantum * weight` to the tenant's deficit, then serves its head
+while the deficit covers the head's cost; what is left stays for the next round. The place
+in the ring is kept from pick to pick: a visit goes on until its head is not affordable.
+
+    loop over the seats in order, round after round:
+        deficit += quantum * weight
+        while the head's cost <= deficit:  serve it;  deficit -= cost
+
+That loop is the meaning, and it stands in the tests as the oracle. It walks O(tenants)
+seats a pick when quanta are small against costs. Here the same order comes from a heap:
+a tenant whose head costs c, with deficit d after its grant of round g, is first served in
+
+    round g + n,   n = ceil((c - d) / (quantum * weight)), at least 1 grant,
+                   or 0 when the pointer stands on its seat (its visit goes on)
+
+and within a round in the order of the seats. So the next to be served is the smallest
+(round, seat), and the grants of everybody else up to there are implied: they are added
+when a tenant is next touched (`_catch_up`). A pick costs O(log tenants), whatever the
+quantum.
+
+Coming and going. Who has nothing eligible has no seat and is granted nothing. Who returns
+takes a seat at the tail; it is visited in the current round unless it was already granted
+this round's quantum, so that leaving and returning never earns a second grant. On leaving,
+a positive deficit becomes `credit` (at most one maximum cost), which never buys a pick and
+only cancels later surcharges; debt stays, and halves with every `half_life_ms` of idleness.
+
+Settlement. A pick is charged an estimate; `settle` posts true minus estimated cost to the
+same account, in both directions. Debt has a floor (`debt_max`).
+
+Unit of fairness: the cost model's unit. Trade-off: a small quantum serves in small turns
+(latency), a large one in long turns (batches of one tenant); shares are the same.
+
+This file knows nothing of tiers, of requests' order, of clocks or logs.
+"""
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+#: Idle time after which a debt is halved.
+HALF_LIFE_MS = 60_000
+
+
+class Account:
+    """What the selector keeps of one tenant in one ring. Costs are in the pool's unit."""
+
+    __slots__ = ("credit", "deficit", "granted", "idle_since_ms", "increment", "seat", "stamp")
+
+    def __init__(self) -> None:
+        self.deficit = 0  #: unspent grants; negative: debt
+        self.credit = 0  #: left over when it emptied; cancels surcharges only
+        self.granted = 0  #: last round whose grant is in `deficit`
+        self.seat = 0  #: place in the ring; 0: none
+        self.increment = 1  #: quantum * weight
+        self.idle_since_ms = 0  #: when it last emptied
+        self.stamp = 0  #: the heap entry that is valid; older ones are stale
+
+    def load(self, dumped: list[int]) -> None:
+        """Reverse the selector's `dump_account`."""
+        (
+            self.deficit,
+            self.credit,
+            self.granted,
+            self.seat,
+            self.increment,
+            self.idle_since_ms,
+        ) = dumped
+
+
+class DeficitRoundRobin:
+    """One ring. `A` is any object that has an `account` of the type above."""
+
+    __slots__ = ("_heap", "_stamps", "next_seat", "round", "seat")
+
+    def __init__(self) -> None:
+        self.round = 1  #: the round the pointer is in
+        self.seat = 0  #: the seat the pointer stands on
+        self.next_seat = 1
+        self._heap: list[tuple[int, int, int, Any]] = []
+        self._stamps = 0
+
+    def enter(self, member: Any, cost: int, now_ms: int) -> None:
+        """Seat a member that has eligible work again; `cost` is its head's."""
+        account: Account = member.account
+        if account.deficit < 0 and account.idle_since_ms:
+            halvings = (now_ms - account.idle_since_ms) // HALF_LIFE_MS
+            account.deficit = -(-account.deficit >> halvings)
+        account.seat = self.next_seat
+        self.next_seat += 1
+        account.granted = max(account.granted, self.round - 1)
+        self.reprice(member, cost)
+
+    def reprice(self, member: Any, cost: int) -> None:
+        """Its head is another one now, or its account changed: compute its turn anew."""
+        account: Account = member.account
+        self._catch_up(account)
+        turn = self.turn_of(member, cost)
+        self._stamps += 1
+        account.stamp = self._stamps
+        heappush(self._heap, (turn, account.seat, account.stamp, member))
+
+    def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
+        """Take the seat of a member that has nothing eligible any more."""
+        account: Account = member.account
+        self._catch_up(account)
+        if account.deficit > 0:
+            account.credit = min(account.deficit, cost_max)
+            account.deficit = 0
+        account.seat = 0
+        account.stamp = 0
+        account.idle_since_ms = now_ms
+
+    def peek(self) -> tuple[Any, int] | None:
+        """Whose turn it is, and in which round; changes nothing."""
+        heap = self._heap
+        while heap:
+            turn, _, stamp, member = heap[0]
+            account: Account = member.account
+            if stamp == account.stamp:
+                return member, turn
+            heappop(heap)
+        return None
+
+    def turn_of(self, member: Any, cost: int) -> int:
+        """Round in which a seated member's head of this cost is served; changes nothing."""
+        account: Account = member.account
+        granted = max(self._passed(account), account.granted)
+        deficit = account.deficit + (granted - account.granted) * account.increment
+        return granted + self._grants_needed(account, cost - deficit, granted)
+
+    def charge(self, member: Any, cost: int, turn: int) -> None:
+        """A pick in round `turn`: move the pointer there, add the grants, take the cost."""
+        account: Account = member.account
+        account.deficit += (turn - account.granted) * account.increment - cost
+        account.granted = turn
+        self.round = turn
+        self.seat = account.seat
+
+    def settle(self, member: Any, surcharge: int, debt_max: int, cost_max: int) -> None:
+        """Post true minus estimated cost; a seated member must be repriced after it."""
+        account: Account = member.account
+        if account.seat:
+            self._catch_up(account)
+        if surcharge > 0:
+            cancelled = min(account.credit, surcharge)
+            account.credit -= cancelled
+            surcharge -= cancelled
+        account.deficit = max(account.deficit - surcharge, -debt_max)
+        if not account.seat and account.deficit > 0:
+            account.credit = min(account.credit + account.deficit, cost_max)
+            account.deficit = 0
+
+    def retune(self, member: Any, increment: int) -> None:
+        """Another quantum or weight, from the next grant on; then reprice if seated."""
+        account: Account = member.account
+        if account.seat:
+            self._catch_up(account)
+        account.increment = increment
+
+    def _passed(self, account: Account) -> int:
+        return self.round if account.seat <= self.seat else self.round - 1
+
+    def _catch_up(self, account: Account) -> None:
+        passed = self._passed(account)
+        if passed > account.granted:
+            account.deficit += (passed - account.granted) * account.increment
+            account.granted = passed
+
+    def _grants_needed(self, account: Account, missing: int, granted: int) -> int:
+        visit_goes_on = account.seat == self.seat and granted == self.round
+        if visit_goes_on and missing <= 0:
+            return 0
+        return max(1, -(-missing // account.increment))
+
+    def dump_account(self, account: Account) -> list[int]:
+        """An account in canonical form: the grants implied so far are in it."""
+        deficit, granted = account.deficit, account.granted
+        if account.seat:
+            passed = max(self._passed(account), granted)
+            deficit += (passed - granted) * account.increment
+            granted = passed
+        return [
+            deficit,
+            account.credit,
+            granted,
+            account.seat,
+            account.increment,
+            account.idle_since_ms,
+        ]
+
+    def dump(self) -> list[int]:
+        """The pointer, for snapshots and equality; the heap is derived."""
+        return [self.round, self.seat, self.next_seat]
+
+    def load(self, dumped: list[int]) -> None:
+        """Reverse `dump`; members are repriced by the caller."""
+        self.round, self.seat, self.next_seat = dumped
+
+    def compact(self, members: int) -> None:
+        """Drop stale heap entries when they outnumber the members three to one."""
+        if len(self._heap) > 64 + 4 * members:
+            self._heap = [entry for entry in self._heap if entry[2] == entry[3].account.stamp]
+            heapify(self._heap)

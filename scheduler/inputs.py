@@ -1,0 +1,199 @@
+"""From the log to `Inputs`: which partitions a shard reads, and what their records mean.
+
+A record that can't be read is never an exception here: a request becomes an `Arrival` with
+a reason, anything else a fault that names its place; reading goes on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.core.apply import Arrival
+from scheduler.core.cycle import Inputs, RequestRange
+from scheduler.core.state import State
+from schemas.codec import DecodeError, decode_header, decode_value, passed_through
+from schemas.log import Log, Partition, Reader, Record
+from schemas.records import (
+    ControlRecord,
+    Finished,
+    Request,
+    WorkerRecord,
+)
+from schemas.topics import Topics
+
+#: Records taken in one cycle; the rest wait in the client's queue.
+POLL_MAX = 4_000
+#: Bytes of worker and control records in one decision: half of what a record may have.
+BY_VALUE_BYTES_MAX = 400_000
+
+
+@dataclass(slots=True)
+class Body:
+    """A request's body and the headers that pass through, untouched."""
+
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(slots=True)
+class Fault:
+    """A record that could not be used, for `dead` and the log lines."""
+
+    record: Record
+    reason: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """One poll: inputs for the core, bodies by place, and what could not be read."""
+
+    inputs: Inputs
+    bodies: dict[tuple[Partition, int], Body] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def read_request(record: Record) -> tuple[Arrival, Body]:
+    """Decode the metadata of a request; the body stays as it is."""
+    extra = passed_through(record.headers)
+    size = len(record.value) + sum(len(name) + len(value) for name, value in extra)
+    try:
+        meta: Request | None = decode_header(record, Request)
+        arrival = Arrival(record.offset, record.timestamp_ms, size, meta)
+    except DecodeError as error:
+        arrival = Arrival(
+            record.offset, record.timestamp_ms, size, None, error.reason, error.detail
+        )
+    return arrival, Body(record.value, extra)
+
+
+class InputReader:
+    """Reads every input of one shard from the positions of its state."""
+
+    def __init__(self, log: Log, reader: Reader, topics: Topics, shard: int) -> None:
+        self._log = log
+        self._reader = reader
+        self._topics = topics
+        self._shard = shard
+        self._assigned: dict[Partition, str] = {}
+        self._starts: dict[Partition, int] = {}
+        self._deferred: list[Record] = []
+
+    def assign(self, state: State, start: Callable[[Partition], int]) -> list[tuple[str, str]]:
+        """Follow the policy: read what it names, from the state's positions on.
+
+        `start` tells where a partition begins that the state has no position for. Returns
+        request topics that the state meets for the first time, with their identities.
+        """
+        wanted = self._wanted(state)
+        met = [
+            (self._topics.requests(tier), self._log.topic_id(self._topics.requests(tier)))
+            for tier in dict.fromkeys(tier for tier in wanted.values() if tier)
+            if self._topics.requests(tier) not in state.topics
+        ]
+        if wanted == self._assigned:
+            return met
+        positions = {}
+        for partition in wanted:
+            index = state.part_of.get(partition)
+            known = state.positions.get(partition)
+            if index is not None:
+                known = state.parts[index].position
+            positions[partition] = start(partition) if known is None else known
+        self._assigned, self._starts = wanted, positions
+        self._deferred = []
+        self._reader.assign(positions)
+        return met
+
+    def _wanted(self, state: State) -> dict[Partition, str]:
+        """Partitions to read; the tier of request partitions, "" for the others."""
+        topics = self._topics
+        wanted: dict[Partition, str] = {(topics.policy, 0): ""}
+        policy = state.policy
+        if policy is None:
+            return wanted
+        wanted[topics.control, self._shard] = ""
+        for name, pool in state.pools.items():
+            for lane in range(len(pool.lanes)):
+                wanted[topics.workers(name), lane] = ""
+        shards = policy.topology.shards
+        for tier in policy.tiers:
+            for number in range(policy.topology.spread):
+                partition = (topics.requests(tier.name), self._shard + shards * number)
+                wanted[partition] = tier.name
+        return wanted
+
+    def poll(self, state: State, timeout_s: float) -> Taken:
+        """Read what is there, at most POLL_MAX records; waits for the first one only.
+
+        Raises PositionLostError when the log no longer holds what comes next.
+        """
+        records = self._deferred
+        self._deferred = []
+        if len(records) < POLL_MAX:
+            wait_s = 0.0 if records else timeout_s
+            records = records + self._reader.poll(POLL_MAX - len(records), wait_s)
+        records.sort(key=_by_place)
+        return self._sort_out(state, records)
+
+    def _sort_out(self, state: State, records: list[Record]) -> Taken:
+        taken = Taken(Inputs())
+        inputs = taken.inputs
+        ranges: dict[Partition, RequestRange] = {}
+        reads: dict[Partition, int] = {}
+        by_value = 0
+        for record in records:
+            partition = (record.topic, record.partition)
+            tier = self._assigned.get(partition)
+            if tier is None:
+                continue
+            if tier:
+                self._request(state, taken, ranges, record, tier)
+                continue
+            by_value += len(record.value)
+            if by_value > BY_VALUE_BYTES_MAX and reads:
+                self._deferred.append(record)
+                continue
+            reads[partition] = record.offset + 1
+            try:
+                self._by_value(inputs, record)
+            except DecodeError as error:
+                taken.faults.append(Fault(record, error.reason, error.detail))
+        inputs.reads = [(*partition, position) for partition, position in reads.items()]
+        inputs.requests = list(ranges.values())
+        return taken
+
+    def _request(
+        self,
+        state: State,
+        taken: Taken,
+        ranges: dict[Partition, RequestRange],
+        record: Record,
+        tier: str,
+    ) -> None:
+        partition = (record.topic, record.partition)
+        read = ranges.get(partition)
+        if read is None:
+            index = state.part_of.get(partition)
+            start = self._starts[partition] if index is None else state.parts[index].position
+            read = ranges[partition] = RequestRange(*partition, tier, start, start, [])
+        arrival, body = read_request(record)
+        read.arrivals.append(arrival)
+        read.stop = record.offset + 1
+        taken.bodies[partition, record.offset] = body
+
+    def _by_value(self, inputs: Inputs, record: Record) -> None:
+        topics = self._topics
+        if record.topic == topics.policy:
+            inputs.policies.append(record.value)
+        elif record.topic == topics.control:
+            inputs.control.append(decode_value(record, ControlRecord))
+        else:
+            pool = record.topic[len(topics.workers("")) :]
+            said: WorkerRecord = decode_value(record, WorkerRecord)
+            if isinstance(said, Finished):  # what only the accounting reads stays out
+                said = Finished(said.v, said.number, said.outcomes)
+            inputs.workers.append((pool, record.partition, said))
+
+
+def _by_place(record: Record) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset

@@ -1,0 +1,177 @@
+"""From a cycle's decisions to the records of its transaction.
+
+One decision record, one record a batch (bodies copied once, into it), one result for each
+request that the scheduler itself ended, and `dead` for what could not be served.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from scheduler.core.apply import Arrival
+from scheduler.core.cycle import BatchOut, Cycle
+from scheduler.core.state import Live, State
+from scheduler.inputs import Body, Fault
+from schemas.codec import header, join
+from schemas.log import Headers
+from schemas.reasons import TABLE, Reason
+from schemas.records import (
+    VERSION,
+    Batch,
+    BatchCancel,
+    Dead,
+    Decision,
+    End,
+    Item,
+    Result,
+    unpack_key,
+)
+from schemas.topics import Topics, bucket
+
+#: Reasons whose originals go to `dead` as well: somebody has to look at them.
+TO_DEAD = frozenset(
+    {
+        Reason.UNREADABLE,
+        Reason.UNKNOWN_VERSION,
+        Reason.UNKNOWN_TENANT,
+        Reason.UNKNOWN_ENDPOINT,
+        Reason.TIER_NOT_ALLOWED,
+        Reason.NEVER_FITS,
+        Reason.ATTEMPTS,
+    }
+)
+_ENDS = {
+    Reason.CANCELLED: End.CANCELLED,
+    Reason.EXPIRED: End.EXPIRED,
+    Reason.DEADLINE: End.EXPIRED,
+}
+
+
+class Outgoing(NamedTuple):
+    """A record to send."""
+
+    topic: str
+    partition: int
+    value: bytes
+    key: bytes | None
+    headers: Headers
+
+
+def decision_of(state: State, cycle: Cycle) -> Decision:
+    """The decision record of a cycle that was just applied to `state`."""
+    return Decision(
+        v=VERSION,
+        shard=state.shard,
+        seq=state.seq,
+        now_ms=state.now_ms,
+        steps=tuple(cycle.steps),
+    )
+
+
+class Publisher:
+    """Builds the records that follow from a cycle."""
+
+    def __init__(self, topics: Topics, bodies: Mapping[int, Body]) -> None:
+        self._topics = topics
+        self._bodies = bodies
+
+    def records(self, state: State, cycle: Cycle, faults: list[Fault]) -> Iterator[Outgoing]:
+        """Everything beside the decision record."""
+        for batch in cycle.batches:
+            yield self._batch(state, batch)
+        for pool, lane, number, key in cycle.cancels:
+            cancel = header(BatchCancel(VERSION, number, key))
+            yield Outgoing(self._topics.batches(pool), lane, b"", None, cancel)
+        buckets = state.policy.topology.buckets if state.policy else 1
+        for live, reason in cycle.ended:
+            yield from self._ended(state, live, reason, buckets)
+        for topic, partition, arrival, reason in cycle.refused:
+            yield from self._refused(state, (topic, partition), arrival, reason, buckets)
+        if state.policy is None:
+            return
+        for fault in faults:
+            record = fault.record
+            dead = Dead(
+                VERSION, record.topic, record.partition, record.offset, fault.reason, fault.detail
+            )
+            yield Outgoing(self._topics.dead, 0, record.value, None, header(dead))
+
+    def _batch(self, state: State, batch: BatchOut) -> Outgoing:
+        bodies = [self._bodies[live.key] for live in batch.requests]
+        items = tuple(
+            Item(
+                key=live.key,
+                id=live.id,
+                tenant=live.tenant,
+                endpoint=live.endpoint,
+                attempt=live.attempt,
+                size=len(body.value),
+                arrived_ms=live.arrived_ms,
+                deadline_ms=live.deadline_ms,
+                tokens=live.tokens,
+                headers=body.headers,
+            )
+            for live, body in zip(batch.requests, bodies, strict=True)
+        )
+        record = Batch(VERSION, state.shard, batch.number, batch.pool, state.now_ms, items)
+        value = join(body.value for body in bodies)
+        return Outgoing(self._topics.batches(batch.pool), batch.lane, value, None, header(record))
+
+    def _ended(self, state: State, live: Live, reason: str, buckets: int) -> Iterator[Outgoing]:
+        index, offset = unpack_key(live.key)
+        body = self._bodies.get(live.key) or Body(b"", ())
+        result = Result(
+            v=VERSION,
+            id=live.id,
+            tenant=live.tenant,
+            endpoint=live.endpoint,
+            end=_ENDS.get(Reason(reason), End.FAILED),
+            reason=reason,
+            detail=TABLE[Reason(reason)].text,
+            attempt=live.attempt,
+            arrived_ms=live.arrived_ms,
+            ended_ms=state.now_ms,
+        )
+        place = (*state.parts[index].partition, offset)
+        yield from self._terminal(result, place, body, buckets)
+
+    def _refused(
+        self,
+        state: State,
+        partition: tuple[str, int],
+        arrival: Arrival,
+        reason: str,
+        buckets: int,
+    ) -> Iterator[Outgoing]:
+        meta = arrival.meta
+        place = (*partition, arrival.offset)
+        index = state.part_of[partition]
+        body = self._bodies.get(index << 44 | arrival.offset) or Body(b"", ())
+        if meta is None:
+            dead = Dead(VERSION, *place, reason, arrival.detail)
+            yield Outgoing(self._topics.dead, 0, body.value, None, header(dead, body.headers))
+            return
+        result = Result(
+            v=VERSION,
+            id=meta.id,
+            tenant=meta.tenant,
+            endpoint=meta.endpoint,
+            end=_ENDS.get(Reason(reason), End.FAILED),
+            reason=reason,
+            detail=TABLE[Reason(reason)].text,
+            arrived_ms=arrival.timestamp_ms,
+            ended_ms=state.now_ms,
+        )
+        yield from self._terminal(result, place, body, buckets)
+
+    def _terminal(
+        self, result: Result, place: tuple[str, int, int], body: Body, buckets: int
+    ) -> Iterator[Outgoing]:
+        """The one result of a request, and its original in `dead` when that is called for."""
+        partition = bucket(result.tenant, buckets)
+        tenant = result.tenant.encode()
+        yield Outgoing(self._topics.results, partition, b"", tenant, header(result, body.headers))
+        if result.reason in TO_DEAD:
+            dead = Dead(VERSION, *place, result.reason, result.detail, result.id, result.tenant)
+            yield Outgoing(
+                self._topics.dead, partition, body.value, tenant, header(dead, body.headers)
+            )

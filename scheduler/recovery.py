@@ -1,0 +1,297 @@
+"""From the log back to State: the latest snapshot, then every decision since.
+
+Order of things (docs/spec): the shard's transactional id is taken over BEFORE anything is
+read here; decisions are read to an end asked for after that; then the requests they name.
+Nothing is decided. What does not fit is an error that names the record, the decision and
+the way out, never a guess.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import msgspec
+from pyroaring import BitMap64
+
+from scheduler.core.apply import Arrival, StateMismatchError, apply
+from scheduler.core.snapshot import fill, finish_filling, load
+from scheduler.core.state import State
+from scheduler.inputs import Body, read_request
+from scheduler.ports import Say
+from schemas.codec import DecodeError, chain, decode_header, decode_value
+from schemas.log import Bounds, Log, Partition, Reader, Record
+from schemas.records import (
+    Arrived,
+    Chain,
+    Decision,
+    DecisionRecord,
+    SnapshotChunk,
+    TopicMet,
+)
+from schemas.topics import Topics
+
+#: Records read from the end of `decisions` to find the latest snapshot, the first try.
+TAIL_RECORDS = 64
+#: Records a poll while recovering.
+POLL_RECORDS = 10_000
+
+
+class RecoveryError(Exception):
+    """The shard can't start: the log lacks or contradicts something; the message says what."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A shard's memory, and what continues its log."""
+
+    state: State
+    bodies: dict[int, Body]
+    digest: bytes = b""  #: of the last record in `decisions`
+    snapshot: int = -1  #: offset of the latest snapshot's first chunk
+    bytes_since: int = 0  #: of decisions since that snapshot
+    decisions: int = 0  #: how many were applied again
+
+
+@dataclass(slots=True)
+class _Story:
+    """What stands in `decisions` from the latest snapshot on."""
+
+    snapshot: bytes | None = None
+    snapshot_offset: int = -1
+    decisions: list[tuple[Record, Decision]] = field(default_factory=list)
+    digest: bytes = b""
+    bytes_since: int = 0
+
+
+def recover(log: Log, topics: Topics, shard: int, say: Say) -> Recovered:
+    """Rebuild a shard's state from its log.
+
+    Args:
+        log: the log; the shard's transactional id must be taken over already.
+        topics: names of the deployment.
+        shard: which partition of `decisions`.
+        say: progress, one line per phase.
+
+    Raises:
+        RecoveryError: the log lacks or contradicts what is needed.
+        UnavailableError: the log does not answer.
+    """
+    reader = log.reader()
+    try:
+        story = _read_decisions(reader, (topics.decisions, shard))
+        state, live = _start(story, shard)
+        _check_topics(log, state, story)
+        say("recovery: decisions read", decisions=len(story.decisions), seq=state.seq)
+        arrivals, bodies = _read_requests(reader, state, live, story)
+        say("recovery: requests read", requests=sum(map(len, arrivals.values())))
+    finally:
+        reader.close()
+    _refill(state, live, arrivals)
+    for record, decision in story.decisions:
+        _apply_again(state, record, decision, arrivals)
+    kept = {}
+    for key in state.live:
+        index = key >> 44
+        offset = key & ((1 << 44) - 1)
+        kept[key] = bodies[state.parts[index].partition, offset]
+    return Recovered(
+        state=state,
+        bodies=kept,
+        digest=story.digest,
+        snapshot=story.snapshot_offset,
+        bytes_since=story.bytes_since,
+        decisions=len(story.decisions),
+    )
+
+
+# --- decisions
+
+
+def _read_decisions(reader: Reader, partition: Partition) -> _Story:
+    bounds = reader.bounds(partition)
+    snapshot = _find_snapshot(reader, partition, bounds)
+    if snapshot < 0 and bounds.low > 0:
+        raise RecoveryError(
+            f"{partition[0]}[{partition[1]}] begins at offset {bounds.low} and holds no snapshot: "
+            "its beginning was deleted. Restore the topic, or start a new deployment under "
+            "another FAIRLANE_PREFIX."
+        )
+    story = _Story(snapshot_offset=snapshot)
+    chunks: list[bytes] = []
+    start = snapshot if snapshot >= 0 else bounds.low
+    for record in _read_range(reader, partition, start, bounds.end):
+        decided = _verified(story, record, is_first=record.offset == snapshot)
+        if isinstance(decided, Decision):
+            story.decisions.append((record, decided))
+            story.bytes_since += len(record.value)
+        else:
+            chunks.append(decided.data)
+            if decided.index == decided.count - 1:
+                story.snapshot = b"".join(chunks)
+    if snapshot >= 0 and story.snapshot is None:
+        raise RecoveryError(f"{partition[0]}[{partition[1]}]@{snapshot}: the snapshot is not whole")
+    return story
+
+
+def _verified(story: _Story, record: Record, *, is_first: bool) -> Decision | SnapshotChunk:
+    """Decode a record of `decisions` and check that it continues the chain."""
+    try:
+        seal: Chain = decode_header(record, Chain)
+        decided: Decision | SnapshotChunk = decode_value(record, DecisionRecord)
+    except DecodeError as error:
+        raise RecoveryError(f"{error}. A decision was changed or cut off.") from error
+    previous = b"" if is_first else story.digest
+    digest = chain(previous, record.value)
+    if digest != seal.digest:
+        raise RecoveryError(
+            f"{record.place} (decision {seal.seq}): the digest does not match: this record was "
+            "changed, or the one before it is missing. Restore the topic from a copy."
+        )
+    story.digest = digest
+    return decided
+
+
+def _find_snapshot(reader: Reader, partition: Partition, bounds: Bounds) -> int:
+    """Offset of the latest snapshot's first chunk, -1 when there is none."""
+    back = TAIL_RECORDS
+    while True:
+        start = max(bounds.low, bounds.end - back)
+        found = -1
+        seen = False
+        for record in _read_range(reader, partition, start, bounds.end):
+            try:
+                seal: Chain = decode_header(record, Chain)
+                decided: Decision | SnapshotChunk = decode_value(record, DecisionRecord)
+            except DecodeError as error:
+                raise RecoveryError(f"{error}. A decision was changed or cut off.") from error
+            if isinstance(decided, SnapshotChunk):
+                if decided.index == 0:
+                    found, seen = record.offset, True
+            else:
+                found, seen = seal.snapshot, True
+        if seen or start == bounds.low:
+            return found
+        back *= 16
+
+
+def _read_range(reader: Reader, partition: Partition, start: int, end: int) -> list[Record]:
+    """Every record of [start, end); transaction markers leave gaps."""
+    records: list[Record] = []
+    if start >= end:
+        return records
+    reader.assign({partition: start})
+    while not reader.reached(partition, end):
+        records += reader.poll(POLL_RECORDS, 0.1)
+    return [record for record in records if record.offset < end]
+
+
+def _start(story: _Story, shard: int) -> tuple[State, list[BitMap64]]:
+    if story.snapshot is None:
+        return State(shard), []
+    try:
+        return load(story.snapshot)
+    except msgspec.DecodeError as error:
+        raise RecoveryError(
+            f"the snapshot at offset {story.snapshot_offset} can't be read: {error}"
+        ) from error
+
+
+def _check_topics(log: Log, state: State, story: _Story) -> None:
+    """A request topic that was deleted and made again must not pass for the old one."""
+    recorded = dict(state.topics)
+    for _, decision in story.decisions:
+        recorded.update((s.topic, s.id) for s in decision.steps if isinstance(s, TopicMet))
+    for topic, identity in recorded.items():
+        now = log.topic_id(topic)
+        if now != identity:
+            raise RecoveryError(
+                f"topic {topic} was recreated: decisions were made on {identity}, it is {now} "
+                "now, so requests that were accepted are gone. Restore the topic, or start a "
+                "new deployment under another FAIRLANE_PREFIX."
+            )
+
+
+# --- requests
+
+
+def _read_requests(
+    reader: Reader, state: State, live: list[BitMap64], story: _Story
+) -> tuple[dict[Partition, list[Arrival]], dict[tuple[Partition, int], Body]]:
+    """Requests that are needed: live ones of the snapshot, and those taken in since."""
+    spans: dict[Partition, tuple[int, int]] = {}
+    for index, part in enumerate(state.parts):
+        if live[index]:
+            spans[part.partition] = (live[index].min(), part.position)
+    for _, decision in story.decisions:
+        for step in decision.steps:
+            if isinstance(step, Arrived):
+                partition = (step.topic, step.partition)
+                start, _ = spans.get(partition, (step.start, 0))
+                spans[partition] = (start, step.stop)
+    arrivals: dict[Partition, list[Arrival]] = {}
+    bodies: dict[tuple[Partition, int], Body] = {}
+    for partition, (start, stop) in spans.items():
+        bounds = reader.bounds(partition)
+        if start < bounds.low or stop > bounds.end:
+            raise RecoveryError(
+                f"{partition[0]}[{partition[1]}]: offsets {start}..{stop} are needed, the log "
+                f"holds {bounds.low}..{bounds.end}: requests that were accepted are lost. Restore "
+                "the topic, or start a new deployment under another FAIRLANE_PREFIX."
+            )
+        found = arrivals[partition] = []
+        for record in _read_range(reader, partition, start, stop):
+            arrival, body = read_request(record)
+            found.append(arrival)
+            bodies[partition, record.offset] = body
+    return arrivals, bodies
+
+
+def _refill(state: State, live: list[BitMap64], arrivals: dict[Partition, list[Arrival]]) -> None:
+    for index, offsets in enumerate(live):
+        if not offsets:
+            continue
+        partition = state.parts[index].partition
+        found = [a for a in arrivals[partition] if a.offset in offsets]
+        if len(found) != len(offsets):
+            lost = sorted(set(offsets) - {a.offset for a in found})
+            raise RecoveryError(
+                f"{partition[0]}[{partition[1]}]: {len(lost)} accepted requests are gone from "
+                f"the log, offsets {lost[0]}..{lost[-1]}. Restore the topic."
+            )
+        fill(state, index, found)
+    finish_filling(state)
+
+
+def _apply_again(
+    state: State,
+    record: Record,
+    decision: Decision,
+    arrivals: dict[Partition, list[Arrival]],
+) -> None:
+    if decision.seq != state.seq + 1:
+        raise RecoveryError(
+            f"{record.place}: decision {decision.seq} follows {state.seq}: one is missing"
+        )
+    state.now_ms = decision.now_ms
+    try:
+        for step in decision.steps:
+            taken: list[Arrival] = []
+            if isinstance(step, Arrived):
+                found = arrivals[step.topic, step.partition]
+                taken = _between(found, step.start, step.stop)
+            apply(state, step, taken)
+    except StateMismatchError as error:
+        raise RecoveryError(
+            f"{record.place}: {error}. The decision does not follow from those before it: it was "
+            "changed, or made by a release that this one can't read."
+        ) from error
+    state.seq = decision.seq
+
+
+def _between(arrivals: list[Arrival], start: int, stop: int) -> list[Arrival]:
+    """Those of [start, stop); `arrivals` is in offset order and is searched, not scanned."""
+    low = bisect_left(arrivals, start, key=_offset)
+    return arrivals[low : bisect_left(arrivals, stop, lo=low, key=_offset)]
+
+
+def _offset(arrival: Arrival) -> int:
+    return arrival.offset

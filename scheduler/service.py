@@ -1,0 +1,151 @@
+"""The scheduler process: which shards it owns, and what happens when one fails.
+
+A group on `decisions` decides who owns which shard; the shard's transactional id fences.
+`turn` does one pass; loops, signals and threads belong to the caller.
+"""
+
+from scheduler.core.apply import StateMismatchError
+from scheduler.ports import Clock, Meter, Say
+from scheduler.recovery import RecoveryError
+from scheduler.shard import Shard
+from schemas.log import FencedError, Log, LogError, Membership
+from schemas.topics import Topics
+
+#: A mismatch right after a recovery at the same decision is corruption, not a lost race.
+MISMATCHES_MAX = 2
+
+
+class Scheduler:
+    """Owns shards while the group says so.
+
+    Args:
+        log: the log.
+        topics: names of the deployment.
+        clock, meter, say: outside things.
+        instance: name of this process as a static member; it survives a restart, so the
+            shard comes back at once after kill -9. Two processes need two names.
+        idle_wait_s: how long a turn may wait for input; 0 under a virtual clock.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        topics: Topics,
+        *,
+        clock: Clock,
+        meter: Meter,
+        say: Say,
+        instance: str | None = None,
+        idle_wait_s: float = 0.05,
+    ) -> None:
+        self._log = log
+        self._topics = topics
+        self._clock = clock
+        self._meter = meter
+        self._say = say
+        self._instance = instance
+        self._idle_wait_s = idle_wait_s
+        self._membership: Membership | None = None
+        self.shards: dict[int, Shard] = {}
+        self._mismatches: dict[int, tuple[int, int]] = {}
+        self._waits_for_policy = False
+
+    def turn(self) -> bool:
+        """One pass over the owned shards; returns whether anything was decided.
+
+        Raises RecoveryError or StateMismatchError when no shard can go on: the message says
+        what to do. Everything else is mended here.
+        """
+        membership = self._join()
+        if membership is None:
+            return False
+        wait_s = self._idle_wait_s
+        try:
+            change = membership.poll(0.0 if self.shards else wait_s)
+        except FencedError as error:
+            message = f"another process runs as instance {self._instance!r}: name each its own"
+            raise FencedError(message) from error
+        if change is not None:
+            for lost in change.lost:
+                self._drop(lost)
+            for gained in change.gained:
+                self._own(gained)
+        busy = False
+        for number in list(self.shards):
+            if number in self.shards:  # fenced on one shard, the process gives all up
+                busy |= self._turn(number, wait_s / len(self.shards))
+        return busy
+
+    def _join(self) -> Membership | None:
+        if self._membership is None:
+            if self._log.partitions(self._topics.decisions) == 0:
+                if not self._waits_for_policy:
+                    self._say("no policy is published yet: run 'fairlane policy apply FILE'")
+                    self._waits_for_policy = True
+                return None
+            group = f"{self._topics.prefix}.schedulers"
+            self._membership = self._log.membership(group, self._topics.decisions, self._instance)
+        return self._membership
+
+    def _own(self, number: int) -> None:
+        self._drop(number)
+        self.shards[number] = Shard(
+            self._log,
+            self._topics,
+            number,
+            clock=self._clock,
+            meter=self._meter,
+            say=self._say,
+        )
+
+    def _turn(self, number: int, wait_s: float) -> bool:
+        """Let one shard go on; mend what can be mended by reading its log again."""
+        shard = self.shards[number]
+        try:
+            if shard.ready:
+                return shard.turn(wait_s)
+            shard.take_over()
+        except FencedError as error:
+            self._say("fenced: another process owns the shard", shard=number, error=str(error))
+            self._rejoin()
+        except StateMismatchError as error:
+            self._count_mismatch(number, error)
+            self._say("mismatch: rebuilding the shard", shard=number, error=str(error))
+        except LogError as error:
+            self._say("log in doubt: rebuilding the shard", shard=number, error=str(error))
+            self._meter.count("scheduler_rebuilds")
+        except RecoveryError as error:
+            self._halt(number, error)
+        return True
+
+    def _halt(self, number: int, error: RecoveryError) -> None:
+        """Stop one shard for good; the others go on, and with none left the process ends."""
+        self._say("shard halted", shard=number, error=str(error))
+        self._meter.count("scheduler_halted")
+        self._drop(number)
+        if not self.shards:
+            raise error
+
+    def _count_mismatch(self, number: int, error: StateMismatchError) -> None:
+        seq, count = self._mismatches.get(number, (-1, 0))
+        count = count + 1 if seq == error.seq else 1
+        self._mismatches[number] = (error.seq, count)
+        if count > MISMATCHES_MAX:
+            raise error
+
+    def _rejoin(self) -> None:
+        """Give everything up; what is ours will be assigned again."""
+        for number in list(self.shards):
+            self._drop(number)
+        if self._membership is not None:
+            self._membership.close()
+            self._membership = None
+
+    def _drop(self, number: int) -> None:
+        shard = self.shards.pop(number, None)
+        if shard is not None:
+            shard.close()
+
+    def close(self) -> None:
+        """Leave the group and free the clients."""
+        self._rejoin()

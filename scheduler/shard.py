@@ -1,0 +1,288 @@
+"""One shard: take over, then cycle after cycle, each one transaction.
+
+State runs ahead of the log by the cycle in flight; only a known commit keeps it. A certain
+abort is published again byte for byte. Anything else (`InDoubtError`, `FencedError`, a
+mismatch) drops the state: the log can rebuild it.
+"""
+
+from collections.abc import Callable
+
+from scheduler.core.cycle import Cycle, due_ms, run_cycle
+from scheduler.core.snapshot import dump
+from scheduler.core.state import State
+from scheduler.inputs import Body, Fault, InputReader, Taken
+from scheduler.ports import Clock, Meter, Say
+from scheduler.publish import Outgoing, Publisher, decision_of
+from scheduler.recovery import Recovered, RecoveryError, recover
+from schemas.codec import chain, encode, header
+from schemas.log import (
+    AbortedError,
+    Commit,
+    InDoubtError,
+    Log,
+    LogError,
+    Partition,
+    PositionLostError,
+    TransactionalProducer,
+)
+from schemas.records import VERSION, Chain, SnapshotChunk
+from schemas.topics import Topics
+
+#: Certain aborts of one cycle before the shard is rebuilt.
+ABORTS_MAX = 5
+#: Bytes of decisions after which a snapshot is written: bounds what recovery re-applies.
+SNAPSHOT_BYTES = 4_000_000
+#: ... and the longest time between two, also when idle.
+SNAPSHOT_MS = 3_600_000
+#: Bytes of one snapshot record.
+CHUNK_BYTES = 500_000
+#: How often frontiers are committed as ordinary offsets, for Kafka's own tools.
+FRONTIER_MS = 1_000
+
+
+class Shard:
+    """The scheduler of one partition of `decisions`, while it is owned."""
+
+    def __init__(
+        self,
+        log: Log,
+        topics: Topics,
+        shard: int,
+        *,
+        clock: Clock,
+        meter: Meter,
+        say: Say,
+    ) -> None:
+        self.shard = shard
+        self._log = log
+        self._topics = topics
+        self._clock = clock
+        self._meter = meter
+        self._say = say
+        self._producer: TransactionalProducer | None = None
+        self._reader = log.reader()
+        self._inputs = InputReader(log, self._reader, topics, shard)
+        self.state = State(shard)
+        self.ready = False  #: whether `turn` may be called; else `take_over` first
+        self._bodies: dict[int, Body] = {}
+        self._digest = b""
+        self._snapshot = -1
+        self._snapshot_ms = 0
+        self._bytes_since = 0
+        self._frontier_ms = 0
+        self._frontiers: dict[Partition, Commit] = {}
+        self._met: list[tuple[str, str]] = []
+
+    @property
+    def transactional_id(self) -> str:
+        """Fixed for ever: whoever initialises it last owns the shard."""
+        return f"{self._topics.prefix}.shard.{self.shard}"
+
+    def take_over(self) -> None:
+        """Own the shard: init first, then read. Raises RecoveryError, LogError."""
+        self.ready = False
+        self._close_producer()
+        self._producer = self._log.transactional(self.transactional_id)
+        self._producer.init()
+        recovered = recover(self._log, self._topics, self.shard, self._say)
+        if recovered.state.seq == 0:
+            self._check_new(recovered)
+        self.state = recovered.state
+        self._bodies = recovered.bodies
+        self._digest = recovered.digest
+        self._snapshot = recovered.snapshot
+        self._bytes_since = recovered.bytes_since
+        self._snapshot_ms = self._clock.now_ms()
+        self._inputs = InputReader(self._log, self._reader, self._topics, self.shard)
+        self._follow()
+        self.ready = True
+        self._say("shard taken over", shard=self.shard, seq=self.state.seq, live=len(self._bodies))
+
+    def _check_new(self, recovered: Recovered) -> None:
+        """An empty `decisions` beside frontiers means that it was lost, not that all is new."""
+        topics = [t for t in self._log.topics() if t.startswith(self._topics.requests(""))]
+        partitions = [
+            (topic, number) for topic in topics for number in range(self._log.partitions(topic))
+        ]
+        committed = self._reader.committed(self._frontier_group, partitions) if partitions else {}
+        known = {p: commit for p, commit in committed.items() if commit is not None}
+        if known:
+            (topic, number), commit = next(iter(known.items()))
+            raise RecoveryError(
+                f"{self._topics.decisions}[{self.shard}] is empty, yet {topic}[{number}] was "
+                f"scheduled up to offset {commit.offset}: the decisions were lost. Restore the "
+                "topic, or start a new deployment under another FAIRLANE_PREFIX."
+            )
+        del recovered
+
+    @property
+    def _frontier_group(self) -> str:
+        return f"{self._topics.prefix}.frontiers.{self.shard}"
+
+    def _follow(self) -> None:
+        self._met = self._inputs.assign(self.state, lambda p: self._reader.bounds(p).low)
+
+    def turn(self, wait_s: float) -> bool:
+        """One cycle: read, decide, commit. Returns whether anything was decided.
+
+        Waits at most `wait_s` for input, less when a batch is due earlier. Raises
+        FencedError, StateMismatchError, RecoveryError, or another LogError; then
+        the state is unusable until `take_over`.
+        """
+        self.ready = False
+        busy = self._turn(wait_s)
+        self.ready = True
+        return busy
+
+    def _turn(self, wait_s: float) -> bool:
+        now_ms = self._clock.now_ms()
+        due = due_ms(self.state)
+        if due is not None:
+            wait_s = min(wait_s, max(0, due - now_ms) / 1000)
+        try:
+            taken = self._inputs.poll(self.state, wait_s)
+        except PositionLostError as error:
+            raise RecoveryError(
+                f"{error}: records that were not read yet are gone. Restore the topic, or start a "
+                "new deployment under another FAIRLANE_PREFIX."
+            ) from error
+        taken.inputs.topics, self._met = self._met, []
+        now_ms = self._clock.now_ms()
+        document = self.state.document
+        cycle = run_cycle(self.state, taken.inputs, now_ms)
+        self._keep_bodies(taken)
+        for fault in cycle.faults:
+            self._say("fault", shard=self.shard, fault=fault)
+        if cycle.steps:
+            self.state.seq += 1
+            self._publish(cycle, taken.faults)
+            self._forget_bodies(cycle, taken)
+            self._measure(cycle)
+        if self.state.document != document:
+            self._follow()
+        self._housekeeping(now_ms)
+        return bool(cycle.steps)
+
+    def _keep_bodies(self, taken: Taken) -> None:
+        part_of = self.state.part_of
+        for (partition, offset), body in taken.bodies.items():
+            self._bodies[part_of[partition] << 44 | offset] = body
+
+    def _forget_bodies(self, cycle: Cycle, taken: Taken) -> None:
+        """Drop the bodies of what is not live any more."""
+        live = self.state.live
+        for ended, _ in cycle.ended:
+            self._bodies.pop(ended.key, None)
+        for requests in taken.inputs.requests:
+            index = self.state.part_of[requests.topic, requests.partition]
+            for arrival in requests.arrivals:
+                if index << 44 | arrival.offset not in live:
+                    self._bodies.pop(index << 44 | arrival.offset, None)
+        for _, _, record in taken.inputs.workers:
+            for outcome in getattr(record, "outcomes", ()):
+                self._bodies.pop(outcome.key, None)
+
+    # --- the transaction
+
+    def _publish(self, cycle: Cycle, faults: list[Fault]) -> None:
+        value = encode(decision_of(self.state, cycle))
+        digest = chain(self._digest, value)
+        seal = Chain(VERSION, self.state.seq, digest, self._snapshot)
+        records = [
+            Outgoing(self._topics.decisions, self.shard, value, None, header(seal)),
+            *Publisher(self._topics, self._bodies).records(self.state, cycle, faults),
+        ]
+        self._transact(records)
+        self._digest = digest
+        self._bytes_since += len(value)
+
+    def _transact(
+        self,
+        records: list[Outgoing],
+        on_first: Callable[[int | None, LogError | None], None] | None = None,
+    ) -> None:
+        producer = self._producer
+        assert producer is not None
+        for _ in range(ABORTS_MAX):
+            try:
+                producer.begin()
+                for index, record in enumerate(records):
+                    producer.send(
+                        record.topic,
+                        record.partition,
+                        record.value,
+                        key=record.key,
+                        headers=record.headers,
+                        on_delivery=on_first if index == 0 else None,
+                    )
+                producer.commit()
+            except AbortedError as error:
+                self._meter.count("scheduler_aborts")
+                self._say("cycle aborted, publishing it again", error=str(error))
+            else:
+                return
+        raise InDoubtError(f"shard {self.shard}: {ABORTS_MAX} aborts in a row")
+
+    # --- now and then
+
+    def _housekeeping(self, now_ms: int) -> None:
+        quiet_ms = now_ms - self._snapshot_ms
+        if self.state.seq and (
+            self._bytes_since >= SNAPSHOT_BYTES or (quiet_ms >= SNAPSHOT_MS and self._bytes_since)
+        ):
+            self.write_snapshot()
+        if now_ms - self._frontier_ms >= FRONTIER_MS:
+            self._frontier_ms = now_ms
+            self._commit_frontiers()
+
+    def write_snapshot(self) -> None:
+        """Write the state as it is after the last decision, in one transaction."""
+        data = dump(self.state)
+        pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        digest = b""
+        records = []
+        for index, piece in enumerate(pieces):
+            chunk = SnapshotChunk(VERSION, self.shard, self.state.seq, index, len(pieces), piece)
+            value = encode(chunk)
+            digest = chain(digest, value)
+            seal = header(Chain(VERSION, self.state.seq, digest, self._snapshot))
+            records.append(Outgoing(self._topics.decisions, self.shard, value, None, seal))
+        offsets: list[int] = []
+
+        def delivered(offset: int | None, error: LogError | None) -> None:
+            if error is None and offset is not None:
+                offsets.append(offset)
+
+        self._transact(records, delivered)
+        self._digest, self._snapshot = digest, offsets[-1]
+        self._bytes_since, self._snapshot_ms = 0, self._clock.now_ms()
+        self._say("snapshot written", shard=self.shard, seq=self.state.seq, bytes=len(data))
+
+    def _commit_frontiers(self) -> None:
+        commits = {
+            part.partition: Commit(self.state.frontier(part), "") for part in self.state.parts
+        }
+        changed = {p: c for p, c in commits.items() if self._frontiers.get(p) != c}
+        if changed:
+            self._reader.commit(self._frontier_group, changed)
+            self._frontiers = commits
+
+    def _measure(self, cycle: Cycle) -> None:
+        meter = self._meter
+        for batch in cycle.batches:
+            meter.count("scheduler_batches", pool=batch.pool)
+            meter.count("scheduler_picks", len(batch.requests), pool=batch.pool)
+        for _, reason in cycle.ended:
+            meter.count("scheduler_ended", reason=reason)
+        for name, pool in self.state.pools.items():
+            meter.gauge("scheduler_waiting", pool.waiting, pool=name)
+
+    def close(self) -> None:
+        """Free the clients; nothing is open between two turns."""
+        self._close_producer()
+        self._reader.close()
+
+    def _close_producer(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
