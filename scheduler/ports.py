@@ -20,8 +20,11 @@ class Meter(Protocol):
         """Set a gauge."""
 
 
-class Say(Protocol):
-    """Structured log lines."""
+class Notes(Protocol):
+    """Where people read what happened: an event's name and its facts."""
 
-    def __call__(self, event: str, **fields: object) -> None:
-        """Write one event with its fields."""
+    def info(self, event: str, **facts: object) -> None:
+        """Note what is usual."""
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Note what somebody should look at."""

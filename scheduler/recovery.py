@@ -16,7 +16,7 @@ from scheduler.core.apply import Arrival, StateMismatchError, apply
 from scheduler.core.snapshot import fill, finish_filling, load
 from scheduler.core.state import State
 from scheduler.inputs import Body, read_request
-from scheduler.ports import Say
+from scheduler.ports import Notes
 from schemas.codec import DecodeError, chain, decode_header, decode_value
 from schemas.log import Bounds, Log, Partition, Reader, Record
 from schemas.records import (
@@ -62,14 +62,14 @@ class _Story:
     bytes_since: int = 0
 
 
-def recover(log: Log, topics: Topics, shard: int, say: Say) -> Recovered:
+def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
     """Rebuild a shard's state from its log.
 
     Args:
         log: the log; the shard's transactional id must be taken over already.
         topics: names of the deployment.
         shard: which partition of `decisions`.
-        say: progress, one line per phase.
+        notes: progress, one line per phase.
 
     Raises:
         RecoveryError: the log lacks or contradicts what is needed.
@@ -80,9 +80,9 @@ def recover(log: Log, topics: Topics, shard: int, say: Say) -> Recovered:
         story = _read_decisions(reader, (topics.decisions, shard))
         state, live = _start(story, shard)
         _check_topics(log, state, story)
-        say("recovery: decisions read", decisions=len(story.decisions), seq=state.seq)
+        notes.info("recovery: decisions read", decisions=len(story.decisions), seq=state.seq)
         arrivals, bodies = _read_requests(reader, state, live, story)
-        say("recovery: requests read", requests=sum(map(len, arrivals.values())))
+        notes.info("recovery: requests read", requests=sum(map(len, arrivals.values())))
     finally:
         reader.close()
     _refill(state, live, arrivals)

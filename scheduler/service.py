@@ -5,7 +5,7 @@ A group on `decisions` decides who owns which shard; the shard's transactional i
 """
 
 from scheduler.core.apply import StateMismatchError
-from scheduler.ports import Clock, Meter, Say
+from scheduler.ports import Clock, Meter, Notes
 from scheduler.recovery import RecoveryError
 from scheduler.shard import Shard
 from schemas.log import FencedError, Log, LogError, Membership
@@ -21,7 +21,7 @@ class Scheduler:
     Args:
         log: the log.
         topics: names of the deployment.
-        clock, meter, say: outside things.
+        clock, meter, notes: outside things.
         instance: name of this process as a static member; it survives a restart, so the
             shard comes back at once after kill -9. Two processes need two names.
         idle_wait_s: how long a turn may wait for input; 0 under a virtual clock.
@@ -34,7 +34,7 @@ class Scheduler:
         *,
         clock: Clock,
         meter: Meter,
-        say: Say,
+        notes: Notes,
         instance: str | None = None,
         idle_wait_s: float = 0.05,
     ) -> None:
@@ -42,7 +42,7 @@ class Scheduler:
         self._topics = topics
         self._clock = clock
         self._meter = meter
-        self._say = say
+        self._notes = notes
         self._instance = instance
         self._idle_wait_s = idle_wait_s
         self._membership: Membership | None = None
@@ -80,7 +80,9 @@ class Scheduler:
         if self._membership is None:
             if self._log.partitions(self._topics.decisions) == 0:
                 if not self._waits_for_policy:
-                    self._say("no policy is published yet: run 'fairlane policy apply FILE'")
+                    self._notes.warning(
+                        "no policy is published yet: run 'fairlane policy apply FILE'"
+                    )
                     self._waits_for_policy = True
                 return None
             group = f"{self._topics.prefix}.schedulers"
@@ -95,7 +97,7 @@ class Scheduler:
             number,
             clock=self._clock,
             meter=self._meter,
-            say=self._say,
+            notes=self._notes,
         )
 
     def _turn(self, number: int, wait_s: float) -> bool:
@@ -106,13 +108,17 @@ class Scheduler:
                 return shard.turn(wait_s)
             shard.take_over()
         except FencedError as error:
-            self._say("fenced: another process owns the shard", shard=number, error=str(error))
+            self._notes.warning(
+                "fenced: another process owns the shard", shard=number, error=str(error)
+            )
             self._rejoin()
         except StateMismatchError as error:
             self._count_mismatch(number, error)
-            self._say("mismatch: rebuilding the shard", shard=number, error=str(error))
+            self._notes.warning("mismatch: rebuilding the shard", shard=number, error=str(error))
         except LogError as error:
-            self._say("log in doubt: rebuilding the shard", shard=number, error=str(error))
+            self._notes.warning(
+                "log in doubt: rebuilding the shard", shard=number, error=str(error)
+            )
             self._meter.count("scheduler_rebuilds")
         except RecoveryError as error:
             self._halt(number, error)
@@ -120,7 +126,7 @@ class Scheduler:
 
     def _halt(self, number: int, error: RecoveryError) -> None:
         """Stop one shard for good; the others go on, and with none left the process ends."""
-        self._say("shard halted", shard=number, error=str(error))
+        self._notes.warning("shard halted", shard=number, error=str(error))
         self._meter.count("scheduler_halted")
         self._drop(number)
         if not self.shards:

@@ -11,7 +11,7 @@ from scheduler.core.cycle import Cycle, due_ms, run_cycle
 from scheduler.core.snapshot import dump
 from scheduler.core.state import State
 from scheduler.inputs import Body, Fault, InputReader, Taken
-from scheduler.ports import Clock, Meter, Say
+from scheduler.ports import Clock, Meter, Notes
 from scheduler.publish import Outgoing, Publisher, decision_of
 from scheduler.recovery import Recovered, RecoveryError, recover
 from schemas.codec import chain, encode, header
@@ -51,14 +51,14 @@ class Shard:
         *,
         clock: Clock,
         meter: Meter,
-        say: Say,
+        notes: Notes,
     ) -> None:
         self.shard = shard
         self._log = log
         self._topics = topics
         self._clock = clock
         self._meter = meter
-        self._say = say
+        self._notes = notes
         self._producer: TransactionalProducer | None = None
         self._reader = log.reader()
         self._inputs = InputReader(log, self._reader, topics, shard)
@@ -84,7 +84,7 @@ class Shard:
         self._close_producer()
         self._producer = self._log.transactional(self.transactional_id)
         self._producer.init()
-        recovered = recover(self._log, self._topics, self.shard, self._say)
+        recovered = recover(self._log, self._topics, self.shard, self._notes)
         if recovered.state.seq == 0:
             self._check_new(recovered)
         self.state = recovered.state
@@ -96,7 +96,9 @@ class Shard:
         self._inputs = InputReader(self._log, self._reader, self._topics, self.shard)
         self._follow()
         self.ready = True
-        self._say("shard taken over", shard=self.shard, seq=self.state.seq, live=len(self._bodies))
+        self._notes.info(
+            "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self._bodies)
+        )
 
     def _check_new(self, recovered: Recovered) -> None:
         """An empty `decisions` beside frontiers means that it was lost, not that all is new."""
@@ -152,7 +154,7 @@ class Shard:
         cycle = run_cycle(self.state, taken.inputs, now_ms)
         self._keep_bodies(taken)
         for fault in cycle.faults:
-            self._say("fault", shard=self.shard, fault=fault)
+            self._notes.warning("fault", shard=self.shard, fault=fault)
         if cycle.steps:
             self.state.seq += 1
             self._publish(cycle, taken.faults)
@@ -218,7 +220,7 @@ class Shard:
                 producer.commit()
             except AbortedError as error:
                 self._meter.count("scheduler_aborts")
-                self._say("cycle aborted, publishing it again", error=str(error))
+                self._notes.warning("cycle aborted, publishing it again", error=str(error))
             else:
                 return
         raise InDoubtError(f"shard {self.shard}: {ABORTS_MAX} aborts in a row")
@@ -256,7 +258,7 @@ class Shard:
         self._transact(records, delivered)
         self._digest, self._snapshot = digest, offsets[-1]
         self._bytes_since, self._snapshot_ms = 0, self._clock.now_ms()
-        self._say("snapshot written", shard=self.shard, seq=self.state.seq, bytes=len(data))
+        self._notes.info("snapshot written", shard=self.shard, seq=self.state.seq, bytes=len(data))
 
     def _commit_frontiers(self) -> None:
         commits = {
