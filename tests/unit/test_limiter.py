@@ -286,18 +286,18 @@ def test_the_operator_may_close_or_open_the_door_without_redis(
 class Switched(RedisIndex):
     """Limits and index that are down until they are switched on."""
 
-    is_up = False
+    is_on = False
 
     async def charge(self, charge: Charge) -> Verdict:
         raise StoreDownError("Redis: gone")
 
     async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
-        if not self.is_up:
+        if not self.is_on:
             raise StoreDownError("Redis: gone")
         await super().accept(name, acceptance)
 
     async def lookup(self, name: RequestName) -> Entry | None:
-        if not self.is_up:
+        if not self.is_on:
             raise StoreDownError("Redis: gone")
         return await super().lookup(name)
 
@@ -312,7 +312,7 @@ def test_without_redis_requests_are_taken_and_indexed_when_it_is_back() -> None:
             assert (await opened.get(request_id)).json()["state"] == "waiting"
             other = await opened.get("req_" + "a" * 26)
             assert (other.status_code, other.json()["reason"]) == (503, "unavailable")
-            switched.is_up = True
+            switched.is_on = True
             name = RequestName("acme", request_id)
             await until(lambda: switched.lookup(name))
         await switched.close()
