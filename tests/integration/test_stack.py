@@ -93,8 +93,9 @@ def sleeper(tmp_path: Path) -> Iterator[Path]:
     """The pid file of a process that ignores SIGTERM once it has said so."""
     pid_path, log = tmp_path / "sleeper.pid", tmp_path / "sleeper.log"
     program = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print('deaf', flush=True); time.sleep(600)"
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('deaf', flush=True);"
+        "signal.sigwait([signal.SIGUSR1])"
     )
     stack_process.spawn([sys.executable, "-c", program], os.environ, log, pid_path)
     assert stack_process.until(lambda: log.read_text() == "deaf\n", 30)
