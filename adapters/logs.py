@@ -5,6 +5,7 @@ line, not at start: that takes 0.2 s, which a service that has just crashed spen
 connecting instead.
 """
 
+import logging
 import sys
 import threading
 from typing import Any, TextIO
@@ -31,13 +32,39 @@ class StructuredNotes:
 
     def error(self, event: str, **facts: object) -> None:
         """Note what stopped something; inside of an `except` block the traceback is added."""
-        self._open().error(event, exc_info=sys.exc_info()[0] is not None, **facts)
+        facts.setdefault("exc_info", sys.exc_info()[0] is not None)
+        self._open().error(event, **facts)
+
+    def follow_logging(self) -> None:
+        """Take over what libraries say through `logging`, from INFO up."""
+        root = logging.getLogger()
+        root.handlers = [_Forward(self)]
+        root.setLevel(logging.INFO)
 
     def _open(self) -> Any:
         with self._lock:
             if self._logger is None:
                 self._logger = _make(self._stream, is_json=self._is_json).bind(**self._bound)
             return self._logger
+
+
+class _Forward(logging.Handler):
+    def __init__(self, notes: StructuredNotes) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one line of `logging`; its level picks ours."""
+        try:
+            message = record.getMessage()
+            if record.levelno >= logging.ERROR:
+                self._notes.error(message, logger=record.name, exc_info=record.exc_info)
+            elif record.levelno >= logging.WARNING:
+                self._notes.warning(message, logger=record.name)
+            else:
+                self._notes.info(message, logger=record.name)
+        except Exception:  # noqa: BLE001 - logging's rule: a handler never raises
+            self.handleError(record)
 
 
 def _make(stream: TextIO, *, is_json: bool) -> Any:

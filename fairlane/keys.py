@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from fairlane.errors import FairlaneError
 from fairlane.publish import publish_key, published_keys, published_policy
 from schemas.keys import NOTE_CHARS_MAX, key_record, new_key, parse
 from schemas.log import Log
@@ -13,7 +14,7 @@ from schemas.records import ApiKey
 from schemas.topics import Topics
 
 
-class KeysError(Exception):
+class KeysError(FairlaneError):
     """What was asked of the keys can't be done; the message says why and what to do."""
 
 

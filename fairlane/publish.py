@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from fairlane.errors import FairlaneError
 from fairlane.policy_plan import forbidden
 from schemas.codec import DecodeError, decode_value, encode
 from schemas.log import FencedError, Log, LogError, Record, UnavailableError
@@ -24,7 +25,7 @@ _EMPTY_POLLS_MAX = 60
 _FLUSH_SECONDS = 30.0
 
 
-class PublishError(Exception):
+class PublishError(FairlaneError):
     """Nothing was published; the message says why and what to do."""
 
 

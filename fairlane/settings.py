@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from fairlane.errors import FairlaneError
 from schemas.policy import NAME_PATTERN, NAME_RULE
 
 ENV_PREFIX = "FAIRLANE_"
@@ -44,7 +45,7 @@ _OWN_OPTIONS = frozenset(
 _HIDDEN = "***"
 
 
-class SettingsError(Exception):
+class SettingsError(FairlaneError):
     """The settings are missing or wrong; one line for each fault."""
 
 

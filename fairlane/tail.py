@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from fairlane.errors import FairlaneError
 from schemas.codec import HEADER, DecodeError, describe, passed_through
 from schemas.log import Log, Partition, Reader, Record
 from schemas.policy import PolicyError, decode_policy
@@ -25,7 +26,7 @@ TEXT_SHOWN = 120
 _PRINTABLE_MIN = 32
 
 
-class UnknownTopicError(Exception):
+class UnknownTopicError(FairlaneError):
     """The topic does not exist; the message lists those that do."""
 
 

@@ -144,6 +144,8 @@ def batch_bodies(batch: Batch, value: bytes, place: str) -> list[bytes]:
     bodies: list[bytes] = []
     start = 0
     for item in batch.items:
+        if item.size < 0:
+            raise DecodeError(place, Reason.UNREADABLE, f"a body of {item.size} bytes")
         bodies.append(value[start : start + item.size])
         start += item.size
     if start != len(value):

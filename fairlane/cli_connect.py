@@ -1,0 +1,28 @@
+"""A connection for the length of one command."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairlane.settings import Settings, load
+from schemas.log import Log
+from schemas.topics import Topics
+
+
+def settings() -> Settings:
+    """Settings of this process. Raises SettingsError."""
+    return load(os.environ, Path.cwd())
+
+
+@contextmanager
+def connected() -> Iterator[tuple[Log, Topics]]:
+    """Log and topic names as the settings say. Raises SettingsError, LogError."""
+    from fairlane.run import open_log
+
+    found = settings()
+    log = open_log(found)
+    try:
+        yield log, Topics(found.prefix)
+    finally:
+        log.close()

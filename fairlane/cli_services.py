@@ -1,0 +1,133 @@
+"""The three services on the command line: `fairlane ingress | scheduler | worker`.
+
+Parsed with argparse, which costs a restart a tenth of what the command-line library does.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairlane.settings import load
+
+if TYPE_CHECKING:
+    from workers.ports import Engine
+
+#: Workers of one machine are one per lane; more requests in flight than this is a mistake.
+SLOTS_MAX = 4_096
+_PORT_MAX = 65_535
+
+
+def serve(arguments: list[str]) -> int:
+    """Parse the arguments, `[service, option, ...]`, and run the service; returns its exit code.
+
+    Raises FairlaneError for what the user can mend, SystemExit on wrong arguments.
+    """
+    given = parser().parse_args(arguments)
+    settings = load(os.environ, Path.cwd())
+    from adapters.logs import StructuredNotes
+    from fairlane.run import Process, run_scheduler, run_worker
+
+    facts = {"service": given.service}
+    if given.instance:
+        facts["instance"] = given.instance
+    notes = StructuredNotes(is_json=given.log == "json", **facts)
+    process = Process(settings, notes, given.instance, given.metrics_port)
+    match given.service:
+        case "scheduler":
+            return run_scheduler(process)
+        case "worker":
+            return run_worker(process, given.pool, given.slots, _engine(given))
+        case _:
+            from fairlane.run_ingress import run_ingress
+            from producers.limiting import WhenDown
+
+            return run_ingress(process, given.host, given.port, WhenDown(given.redis_down))
+
+
+def _engine(given: argparse.Namespace) -> "Engine":
+    from workers.engines.simulated import SimulatedEngine, SimulatedSettings, Together
+
+    together = Together(given.together)
+    return SimulatedEngine(
+        SimulatedSettings(given.fixed_ms, given.per_token_us, together, given.seed)
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """Parser of the three commands."""
+    root = argparse.ArgumentParser(prog="fairlane")
+    commands = root.add_subparsers(dest="service", required=True)
+    _ingress(commands.add_parser("ingress", help="the HTTP API: who may come in"))
+    _scheduler(commands.add_parser("scheduler", help="a scheduler: who goes next"))
+    _worker(commands.add_parser("worker", help="a worker of a pool: who does the work"))
+    for name, command in commands.choices.items():
+        _common(command)
+        if name != "ingress":  # its meter comes with the metrics of its calls
+            command.add_argument(
+                "--metrics-port", type=_port, help="serve /metrics on 127.0.0.1 (default: none)"
+            )
+        else:
+            command.set_defaults(metrics_port=None)
+    return root
+
+
+def _common(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--instance",
+        help="stable name of this process among its kind: a restart under the same name takes "
+        "over at once; without it the group waits for the old one's session to expire",
+    )
+    command.add_argument(
+        "--log", choices=("json", "console"), default="json", help="form of the lines on stderr"
+    )
+
+
+def _ingress(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    command.add_argument("--port", type=_port, default=8080, help="port to listen on (0: any)")
+    command.add_argument(
+        "--redis-down",
+        choices=("degraded", "closed", "open"),
+        default="degraded",
+        help="without Redis: local limits, let nobody in, or let everybody in",
+    )
+
+
+def _scheduler(command: argparse.ArgumentParser) -> None:
+    command.description = "Run a scheduler; several share the shards out."
+
+
+def _worker(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--pool", required=True, help="pool of the policy whose lanes it serves")
+    command.add_argument("--slots", type=_slots, default=1, help="batches at once in each lane")
+    command.add_argument("--engine", choices=("simulated",), default="simulated")
+    command.add_argument("--fixed-ms", type=_count, default=20, help="simulated: time of a batch")
+    command.add_argument(
+        "--per-token-us", type=_count, default=50, help="simulated: time of a token"
+    )
+    command.add_argument(
+        "--together",
+        choices=("sum", "max"),
+        default="sum",
+        help="simulated: requests of a batch one after the other, or abreast",
+    )
+    command.add_argument("--seed", type=_count, default=0, help="simulated: draws output lengths")
+
+
+def _port(text: str) -> int:
+    return _number(text, 0, _PORT_MAX)
+
+
+def _slots(text: str) -> int:
+    return _number(text, 1, SLOTS_MAX)
+
+
+def _count(text: str) -> int:
+    return _number(text, 0, 1_000_000_000)
+
+
+def _number(text: str, least: int, most: int) -> int:
+    if text.isdecimal() and least <= int(text) <= most:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no integer in {least}..{most}")
