@@ -130,6 +130,7 @@ class WorkerService:
     # --- the group
 
     def _follow_group(self, wait_s: float) -> bool:
+        has_joined = False
         try:
             if self._membership is None:
                 if self._is_stopping or self._clock.now_ms() < self._join_at_ms:
@@ -140,6 +141,7 @@ class WorkerService:
                 self._membership = self._log.membership(
                     members(topics, pool), topics.batches(pool), self._settings.instance
                 )
+                has_joined = True
             change = self._membership.poll(wait_s)
         except FencedError:
             self._drop(tuple(self._lanes))
@@ -148,7 +150,7 @@ class WorkerService:
             self._join_anew("worker_group_failed", str(error))
             return True
         if change is None:
-            return False
+            return has_joined
         self._drop(change.lost)
         for number in change.gained:
             self._gain(number)
