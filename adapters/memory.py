@@ -204,6 +204,7 @@ class MemoryReader:
         with self._lock:
             self._store.expire()
             order = self._order[self._turn :] + self._order[: self._turn]
+            self._turn = (self._turn + 1) % max(1, len(order))
             for partition in order:
                 if len(found) >= limit:
                     break
@@ -217,8 +218,6 @@ class MemoryReader:
                     position, limit - len(found), committed_only=self._committed_only
                 )
                 found += records
-            if order:
-                self._turn = (self._turn + 1) % len(order)
         return found
 
     def reached(self, partition: Partition, end: int) -> bool:

@@ -1,0 +1,354 @@
+"""Producers on Kafka: plain with a thread that drives it, and transactional.
+
+The end of a transaction: `commit` flushes first. A record that did not arrive means that no
+commit was asked for: the transaction is aborted, certainly. Once the commit is asked for,
+only a success and a fence are certain; after anything else the client is thrown away and the
+caller, in doubt, initialises again. The client knows nothing of KIP-890, so no client goes on
+after a doubt: a late end of one transaction could end the next one.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+
+from adapters.kafka_client import (
+    FENCED,
+    REQUEST_TIMEOUT_S,
+    RETRY_PAUSE_S,
+    Settings,
+    error_of,
+    meaning,
+)
+from schemas.log import (
+    TRANSACTION_TIMEOUT_MS,
+    AbortedError,
+    Commit,
+    Headers,
+    InDoubtError,
+    LogError,
+    OnDelivery,
+    Partition,
+    TooLargeError,
+    UnavailableError,
+    check_commits,
+    check_record,
+)
+
+#: How often an idle driving thread looks whether it shall stop.
+DRIVE_S = 0.1
+#: How long `send` waits for room in the client's queue.
+ROOM_S = 2.0
+#: While brokers end a predecessor's transaction they turn `init` down, and the client asks again
+#: after half a second, whatever its settings. A new client asks at once: so the first wait is
+#: short; each one is twice as long as the last, for brokers that are slow.
+FIRST_INIT_S = 0.15
+#: How long `close` waits for records on their way.
+CLOSE_S = 2.0
+
+_GroupOf = Callable[[str], Consumer]
+
+
+def _enqueue(
+    client: Producer,
+    topic: str,
+    partition: int,
+    value: bytes,
+    key: bytes | None,
+    headers: Headers,
+    report: Callable[[KafkaError | None, Message], None],
+) -> None:
+    """Hand a record to the client; waits a bounded time for room in its queue."""
+    deadline = time.monotonic() + ROOM_S
+    while True:
+        try:
+            client.produce(
+                topic,
+                value=value,
+                key=key,
+                partition=partition,
+                headers=list(headers),
+                on_delivery=report,
+            )
+        except BufferError as raised:
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{topic}[{partition}]: the client's queue is full for {ROOM_S} s; the "
+                    "brokers take records more slowly than they are sent"
+                ) from raised
+            client.poll(RETRY_PAUSE_S)
+        else:
+            return
+
+
+class KafkaProducer:
+    """Idempotent producer; a thread of its own calls `on_delivery`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = Producer(settings.producer())
+        self._failure: LogError | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._drive, name="fairlane-producer", daemon=True)
+        self._thread.start()
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Enqueue one record. Raises TooLargeError for this record, UnavailableError if full."""
+        check_record(topic, partition, value, key, headers)
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            failure = _delivery_failure(error, message)
+            if on_delivery is not None:
+                on_delivery(None if failure else message.offset(), failure)
+            elif failure is not None:
+                self._failure = failure
+
+        try:
+            _enqueue(self._client, topic, partition, value, key, headers, report)
+        except KafkaException as raised:
+            raise meaning(error_of(raised), f"{topic}[{partition}]: send") from raised
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until every record is delivered; returns how many are still outstanding.
+
+        Raises:
+            LogError: a record that was sent without `on_delivery` was not delivered.
+        """
+        outstanding = self._client.flush(timeout_s)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return outstanding
+
+    def close(self) -> None:
+        """Flush for a short while and free the client."""
+        if self._stopped.is_set():
+            return
+        self._client.flush(CLOSE_S)
+        self._stopped.set()
+        self._thread.join()
+        self._client.purge(in_queue=True, in_flight=True, blocking=False)
+        self._client.close()
+
+    def _drive(self) -> None:
+        while not self._stopped.is_set():
+            self._client.poll(DRIVE_S)
+
+
+class KafkaTransactional:
+    """Holder of one transactional id. Not for several threads at once."""
+
+    def __init__(self, settings: Settings, group_of: _GroupOf, transactional_id: str) -> None:
+        self._settings = settings
+        self._group_of = group_of
+        self._id = transactional_id
+        self._place = f"transactional id {transactional_id}"
+        self._client: Producer | None = None
+        self._failure: LogError | None = None
+        self._is_open = False
+
+    def init(self) -> None:
+        """Take the id over with a new client; ends the predecessor's open transaction.
+
+        Raises:
+            UnavailableError: the coordinator doesn't answer.
+        """
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        wait_s = FIRST_INIT_S
+        while True:
+            self.close()
+            self._client = client = Producer(self._settings.transactional(self._id))
+            try:
+                client.init_transactions(wait_s)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if not error.retriable() or time.monotonic() > deadline:
+                    self.close()
+                    raise meaning(error, f"{self._place}: init") from raised
+                wait_s *= 2
+            else:
+                return
+
+    def begin(self) -> None:
+        """Open a transaction. Raises LogError before `init`, in doubt, or inside of another."""
+        if self._client is None:
+            raise LogError(f"{self._place}: init comes before begin")
+        if self._is_open:
+            raise LogError(f"{self._place}: a transaction is open already")
+        try:
+            self._client.begin_transaction()
+        except KafkaException as raised:
+            self._give_up(error_of(raised), "begin")
+        self._is_open, self._failure = True, None
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Add a record; a failure that ends the transaction shows at `commit`.
+
+        Raises:
+            TooLargeError: this record alone is refused.
+            UnavailableError: the client's queue is full; this record alone is not sent.
+        """
+        client = self._open_client()
+        check_record(topic, partition, value, key, headers)
+        place = f"{topic}[{partition}]"
+        report = self._reporter(on_delivery)
+        try:
+            _enqueue(client, topic, partition, value, key, headers, report)
+        except KafkaException as raised:
+            error = error_of(raised)
+            if error.code() not in {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}:  # noqa: SLF001
+                raise meaning(error, f"{place}: send") from raised
+            failure = meaning(error, f"{place}: send")
+            self._failure = self._failure or failure
+            if on_delivery is not None:
+                on_delivery(None, failure)
+
+    def send_offsets(self, group: str, commits: Mapping[Partition, Commit]) -> None:
+        """Commit positions of a group without members, with the transaction or not at all.
+
+        Raises:
+            TooLargeError: metadata above the limit; the transaction goes on.
+            FencedError, AbortedError, InDoubtError: as `commit`.
+        """
+        client = self._open_client()
+        check_commits(group, commits)
+        if not commits:
+            return
+        offsets = [
+            TopicPartition(topic, partition, commit.offset, commit.metadata)
+            for (topic, partition), commit in commits.items()
+        ]
+        metadata = self._group_of(group).consumer_group_metadata()
+        error = self._repeat(
+            lambda: client.send_offsets_to_transaction(offsets, metadata, REQUEST_TIMEOUT_S)
+        )
+        if error is None:
+            return
+        if error.txn_requires_abort():
+            self._abort_certainly(meaning(error, f"{self._place}: send_offsets"))
+        self._give_up(error, "send_offsets")
+
+    def commit(self) -> None:
+        """End the transaction.
+
+        Raises:
+            FencedError: another holder has the id; nothing was committed.
+            AbortedError: certainly nothing was committed, and the id is still ours.
+            TooLargeError: the same, but a topic refuses the size of a record: don't repeat it.
+            InDoubtError: it may or may not be committed; `init` again and read.
+        """
+        client = self._open_client()
+        outstanding = client.flush(TRANSACTION_TIMEOUT_MS / 1000)
+        if outstanding and self._failure is None:
+            self._failure = UnavailableError(f"{self._place}: {outstanding} records not delivered")
+        if self._failure is not None:
+            self._abort_certainly(self._failure)
+        self._is_open = False
+        error = self._repeat(client.commit_transaction)
+        if error is not None:
+            self._give_up(error, "commit")
+
+    def abort(self) -> None:
+        """Abort the open transaction. Raises FencedError or InDoubtError."""
+        client = self._open_client()
+        self._is_open = False
+        error = self._repeat(client.abort_transaction)
+        if error is not None:
+            self._give_up(error, "abort")
+
+    def close(self) -> None:
+        """Free the client; an open transaction is left to the next `init`."""
+        client, self._client = self._client, None
+        self._is_open, self._failure = False, None
+        if client is not None:
+            _discard(client)
+
+    def _open_client(self) -> Producer:
+        if self._client is None or not self._is_open:
+            raise LogError(f"{self._place}: no transaction is open; begin one")
+        return self._client
+
+    def _reporter(
+        self, on_delivery: OnDelivery | None
+    ) -> Callable[[KafkaError | None, Message], None]:
+        """Delivery report of a transaction's record: the first failure ends the transaction."""
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            failure = _delivery_failure(error, message)
+            self._failure = self._failure or failure
+            if on_delivery is not None:
+                on_delivery(None if failure else message.offset(), failure)
+
+        return report
+
+    def _abort_certainly(self, cause: LogError) -> NoReturn:
+        """End a transaction whose commit was never asked for, and say so."""
+        self.abort()
+        if isinstance(cause, TooLargeError):
+            raise cause
+        raise AbortedError(f"{self._place}: aborted, because: {cause}") from cause
+
+    def _give_up(self, error: KafkaError, doing: str) -> NoReturn:
+        """Throw the client away and raise what its error leaves certain."""
+        self.close()
+        place = f"{self._place}: {doing}"
+        if error.code() in FENCED:
+            raise meaning(error, place)
+        raise InDoubtError(
+            f"{place}: {error.name()}: {error.str()}; whether the transaction is committed is "
+            "unknown: initialise again and read what is committed"
+        )
+
+    def _repeat(self, call: Callable[[], object]) -> KafkaError | None:
+        """Call; call the same again while that is allowed; returns the error that stays."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            try:
+                call()
+            except KafkaException as raised:
+                error = error_of(raised)
+                if not error.retriable() or time.monotonic() > deadline:
+                    return error
+                time.sleep(RETRY_PAUSE_S)
+            else:
+                return None
+
+
+def _delivery_failure(error: KafkaError | None, message: Message) -> LogError | None:
+    if error is None:
+        return None
+    return meaning(error, f"{message.topic()}[{message.partition()}]: delivery")
+
+
+def _discard(client: Producer) -> None:
+    """Drop what a client still holds. Its owner forgets it next, and that frees it.
+
+    Not `close`: that would end an open transaction, wait for brokers and raise what is fatal.
+    """
+    client.purge(in_queue=True, in_flight=True, blocking=False)

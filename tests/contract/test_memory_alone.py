@@ -1,0 +1,149 @@
+"""What the in-process log adds for simulations: faults at commit, time that is handed in."""
+
+import pytest
+
+from adapters.memory import CommitFault, MemoryLog
+from schemas.log import (
+    TRANSACTION_TIMEOUT_MS,
+    AbortedError,
+    Change,
+    Commit,
+    FencedError,
+    InDoubtError,
+    LogError,
+    TopicSpec,
+)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def log(clock: ManualClock) -> MemoryLog:
+    made = MemoryLog(clock)
+    made.ensure_topics([TopicSpec("t", 2, {})])
+    return made
+
+
+def _values(log: MemoryLog) -> list[bytes]:
+    reader = log.reader()
+    reader.assign({("t", 0): 0})
+    return [record.value for record in reader.poll(1000, 0)]
+
+
+def test_an_injected_abort_is_certain_and_the_same_may_be_sent_again(log: MemoryLog) -> None:
+    holder = log.transactional("id")
+    holder.init()
+    log.faults = lambda _: CommitFault.ABORTED
+    holder.begin()
+    holder.send("t", 0, b"x")
+    with pytest.raises(AbortedError):
+        holder.commit()
+    assert _values(log) == []
+    log.faults = None
+    holder.begin()
+    holder.send("t", 0, b"x")
+    holder.commit()
+    assert _values(log) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "values"),
+    [(CommitFault.IN_DOUBT_LANDED, [b"x"]), (CommitFault.IN_DOUBT_LOST, [])],
+)
+def test_a_doubt_is_resolved_by_init(
+    log: MemoryLog, fault: CommitFault, values: list[bytes]
+) -> None:
+    asked: list[str] = []
+
+    def faults(transactional_id: str) -> CommitFault:
+        asked.append(transactional_id)
+        return fault
+
+    log.faults = faults
+    holder = log.transactional("id")
+    holder.init()
+    holder.begin()
+    holder.send("t", 0, b"x")
+    holder.send_offsets("g", {("t", 0): Commit(1, "")})
+    with pytest.raises(InDoubtError):
+        holder.commit()
+    with pytest.raises(LogError, match="init"):
+        holder.begin()
+    holder.init()
+    assert asked == ["id"]
+    assert _values(log) == values
+    expected = Commit(1, "") if values else None
+    assert log.reader().committed("g", [("t", 0)]) == {("t", 0): expected}
+
+
+def test_a_transaction_left_open_ends_by_the_clock(log: MemoryLog, clock: ManualClock) -> None:
+    holder = log.transactional("id")
+    holder.init()
+    holder.begin()
+    holder.send("t", 0, b"x")
+    reader = log.reader()
+    clock.ms += TRANSACTION_TIMEOUT_MS - 1
+    assert reader.bounds(("t", 0)) == (0, 0)
+    clock.ms += 1
+    assert reader.bounds(("t", 0)) == (0, 2)
+    with pytest.raises(FencedError, match="open for too long"):
+        holder.commit()
+
+
+def test_a_silent_member_is_passed_over_after_its_session(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    silent, other = log.membership("g", "t"), log.membership("g", "t")
+    assert silent.poll(0) == Change((0,), ())
+    assert other.poll(0) == Change((1,), ())
+    silent.fall_silent()
+    clock.ms += 5_999
+    assert other.poll(0) is None
+    clock.ms += 1
+    assert other.poll(0) == Change((0,), ())
+    assert silent.poll(0) == Change((), (0,))
+    assert silent.poll(0) is None
+    assert other.poll(0) == Change((), (1,))
+    assert silent.poll(0) == Change((1,), ())
+
+
+def test_a_member_that_polls_again_in_time_keeps_its_partitions(
+    log: MemoryLog, clock: ManualClock
+) -> None:
+    member, other = log.membership("g", "t"), log.membership("g", "t")
+    member.poll(0)
+    other.poll(0)
+    member.fall_silent()
+    clock.ms += 5_000
+    assert member.poll(0) is None
+    clock.ms += 5_000
+    assert other.poll(0) is None
+
+
+def test_time_in_a_partition_never_goes_back(log: MemoryLog, clock: ManualClock) -> None:
+    producer = log.producer()
+    producer.send("t", 0, b"a")
+    clock.ms -= 500
+    producer.send("t", 0, b"b")
+    reader = log.reader()
+    reader.assign({("t", 0): 0})
+    assert [record.timestamp_ms for record in reader.poll(10, 0)] == [1_000_000, 1_000_000]
+    assert reader.offset_at(("t", 0), 1_000_000) == 0
+
+
+def test_a_group_shares_out_one_topic(log: MemoryLog) -> None:
+    log.ensure_topics([TopicSpec("u", 1, {})])
+    log.membership("g", "t")
+    with pytest.raises(LogError, match="g shares out topic t"):
+        log.membership("g", "u")
