@@ -42,12 +42,7 @@ from schemas.front import (
     RequestName,
     StoreDownError,
 )
-from schemas.log import (
-    Log,
-    LogError,
-    TooLargeError,
-    UnavailableError,
-)
+from schemas.log import FencedError, Log, LogError, TooLargeError, UnavailableError
 from schemas.policy import Tenant
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
@@ -392,6 +387,10 @@ class Ingress:
             except StoreDownError as error:
                 log.warning("%s: waits for Redis: %s", what, error)
                 await asyncio.sleep(ERROR_PAUSE_S)
+            except FencedError as error:
+                # Never taken back: the other one would be fenced in turn, and so on for ever.
+                log.error("%s: left to another process of this name: %s", what, error)  # noqa: TRY400
+                return
             except LogError as error:
                 log.warning("%s: waits for the log: %s", what, error)
                 if recover:

@@ -8,10 +8,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from schemas.log import Headers, InDoubtError, LogError, Producer
+from schemas.log import Headers, InDoubtError, LogError, Producer, UnavailableError
 
 #: Longest wait of a caller for the log's confirmation; after it the fate is in doubt.
 PUBLISH_TIMEOUT_S = 5.0
+#: Records sent and not yet reported. Far below the room in a client's queue (100,000), where
+#: a further record would block the event loop; above what a healthy log ever has open.
+OPEN_MAX = 20_000
 
 
 class Publisher:
@@ -20,6 +23,7 @@ class Publisher:
     def __init__(self, producer: Producer, timeout_s: float = PUBLISH_TIMEOUT_S) -> None:
         """`timeout_s` is for tests."""
         self._producer, self._timeout_s = producer, timeout_s
+        self._open = 0
 
     async def publish(
         self,
@@ -36,16 +40,7 @@ class Publisher:
         Raises TooLargeError or UnavailableError when it certainly is not in the log, and
         InDoubtError when no report came in time (`on_late` is called if it comes later).
         """
-        loop = asyncio.get_running_loop()
-        report: asyncio.Future[int] = loop.create_future()
-
-        def delivered(offset: int | None, error: LogError | None) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, report, offset, error)
-
-        self._producer.send(
-            topic, partition, value, key=key, headers=headers, on_delivery=delivered
-        )
+        report = self._send(topic, partition, value, key, headers)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(report)
@@ -60,7 +55,29 @@ class Publisher:
     def post(self, topic: str, partition: int, value: bytes) -> None:
         """Publish without waiting; what the log does not take is dropped."""
         with suppress(LogError):
-            self._producer.send(topic, partition, value)
+            self._send(topic, partition, value, None, ()).add_done_callback(_forget)
+
+    def _send(
+        self, topic: str, partition: int, value: bytes, key: bytes | None, headers: Headers
+    ) -> "asyncio.Future[int]":
+        if self._open >= OPEN_MAX:
+            raise UnavailableError(f"{OPEN_MAX} records wait for the log already")
+        loop = asyncio.get_running_loop()
+        report: asyncio.Future[int] = loop.create_future()
+
+        def settle(offset: int | None, error: LogError | None) -> None:
+            self._open -= 1
+            _settle(report, offset, error)
+
+        def delivered(offset: int | None, error: LogError | None) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, offset, error)
+
+        self._producer.send(
+            topic, partition, value, key=key, headers=headers, on_delivery=delivered
+        )
+        self._open += 1
+        return report
 
     def flush(self, timeout_s: float) -> int:
         """Wait (blocking) until all is reported; returns how many records are not."""
@@ -80,6 +97,10 @@ def _settle(report: "asyncio.Future[int]", offset: int | None, error: LogError |
         report.set_exception(InDoubtError("the log reported neither an offset nor an error"))
     else:
         report.set_result(offset)
+
+
+def _forget(report: "asyncio.Future[int]") -> None:
+    report.exception()  # looked at, so that nobody complains that it was not
 
 
 def _late(report: "asyncio.Future[int]", on_late: Callable[[int], None] | None) -> None:
