@@ -9,7 +9,13 @@ everything is counted under `other`.
 import threading
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    disable_created_metrics,
+    start_http_server,
+)
 
 HOST = "127.0.0.1"
 PREFIX = "fairlane_"
@@ -33,6 +39,8 @@ class PrometheusMeter:
 
     def __init__(self) -> None:
         """Make an empty registry."""
+        # They are a second series for each counter that nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._metrics: dict[str, Counter | Gauge] = {}
         self._label_names: dict[str, tuple[str, ...]] = {}

@@ -15,7 +15,7 @@ import uvicorn
 from adapters.clock import SystemClock
 from adapters.redis import RedisIndex, RedisLimits, connect
 from fairlane.errors import FairlaneError
-from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log
+from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
 from producers.limiting import WhenDown
@@ -32,6 +32,7 @@ def run_ingress(process: Process, host: str, port: int, when_down: WhenDown) -> 
     Raises FairlaneError when the address can't be listened on or Redis is not configured.
     """
     process.notes.follow_logging()
+    stop = stop_on_signals()  # the server raises the signal that stopped it once more: for us
     url = process.settings.need_redis()
     listener = listen(host, port)
     with listener:
@@ -60,9 +61,12 @@ def run_ingress(process: Process, host: str, port: int, when_down: WhenDown) -> 
         )
         server = DrainingServer(config, ingress)
         process.notes.info("listening", host=host, port=listener.getsockname()[1])
-        asyncio.run(server.serve(sockets=[listener]))
+        if not stop.is_set():
+            with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+                runner.run(server.serve(sockets=[listener]))
+        log.close()
     process.notes.info("stopped")
-    return EXIT_CLEAN if server.started else EXIT_FAILED
+    return EXIT_CLEAN if server.started or stop.is_set() else EXIT_FAILED
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -92,7 +92,7 @@ def as_dict(record: Record, topics: Topics) -> dict[str, Any]:
             shown |= {"kind": "policy", "record": msgspec.to_builtins(decode_policy(record.value))}
         else:
             struct = describe(record)
-            shown |= {"kind": _kind(struct), "record": _plain(struct)}
+            shown |= {"kind": _kind(struct), "record": _fields(struct)}
     except (DecodeError, PolicyError) as error:
         reason = error.reason.value if isinstance(error, DecodeError) else "unreadable"
         detail = error.detail if isinstance(error, DecodeError) else str(error)
@@ -134,13 +134,16 @@ def _kind(struct: msgspec.Struct) -> str:
     return str(struct.__struct_config__.tag or type(struct).__name__.lower())
 
 
+def _fields(value: msgspec.Struct) -> dict[str, Any]:
+    return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+
+
 def _plain(value: Any) -> Any:
-    """Turn Structs to dicts with their field names and bytes to what people can read."""
+    """Turn Structs to dicts with kind and field names, bytes to what people can read."""
     match value:
         case msgspec.Struct():
-            fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
             tag = value.__struct_config__.tag
-            return fields if tag is None or "v" in fields else {"step": tag, **fields}
+            return _fields(value) if tag is None else {"kind": tag, **_fields(value)}
         case tuple() | list():
             return [_plain(item) for item in value]
         case dict():
