@@ -21,6 +21,7 @@ from schemas.codec import decode_header, header
 from schemas.policy import POLICY_KEY, Policy, encode_policy
 from schemas.records import VERSION, Request, Result
 from schemas.topics import Topics
+from simulation.faults import Killed
 from workers.engines.simulated import SimulatedEngine, SimulatedSettings
 from workers.service import WorkerService, WorkerSettings
 from workers.slots_virtual import VirtualSlots
@@ -29,6 +30,8 @@ from workers.slots_virtual import VirtualSlots
 EPOCH_MS = 1_735_689_600_000
 #: Turns of one service at one instant; more means that two of them chase each other.
 TURNS_MAX = 100_000
+#: How far the clock moves when something is overdue.
+BACKOFF_TICK_MS = 10
 
 
 class VirtualClock:
@@ -225,13 +228,27 @@ class World:
     def settle(self) -> None:
         """Let every service take turns at this instant until all are quiet."""
         for _ in range(TURNS_MAX):
-            busy = self.scheduler.turn()
-            for worker in self.workers:
-                busy |= worker.service.turn()
+            busy = self._turn_scheduler()
+            for number in range(len(self.workers)):
+                busy |= self._turn_worker(number)
             if not busy:
                 self._observe()
                 return
         raise RuntimeError(f"the services never come to rest at {self.clock.now_ms()}")
+
+    def _turn_scheduler(self) -> bool:
+        try:
+            return self.scheduler.turn()
+        except Killed:
+            self.crash_scheduler()
+            return True
+
+    def _turn_worker(self, number: int) -> bool:
+        try:
+            return self.workers[number].service.turn()
+        except Killed:
+            self.crash_worker(number)
+            return True
 
     def next_ms(self) -> int | None:
         """When something happens next by itself; None: nothing ever will."""
@@ -248,6 +265,8 @@ class World:
         at_ms = self.next_ms()
         if at_ms is None:
             return False
+        if at_ms <= self.clock.now_ms():  # overdue: a service waits for its back-off to pass
+            at_ms = self.clock.now_ms() + BACKOFF_TICK_MS
         self.clock.move_to(at_ms)
         while self._arrivals and self._arrivals[0][0] <= self.clock.now_ms():
             self.submit(heapq.heappop(self._arrivals)[2])
