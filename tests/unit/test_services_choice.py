@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.ci import forbid_skip
+from tests.support.containers import node_settings
 from tests.support.services import (
     KAFKA_VARIABLE,
     REDIS_VARIABLE,
@@ -96,3 +97,16 @@ def test_ci_lets_an_expected_failure_be() -> None:
     report.wasxfail = "known"
     forbid_skip(report, {"CI": "true"})
     assert report.skipped
+
+
+def test_a_node_in_a_container_has_one_replica_of_all_and_its_address_on_the_host() -> None:
+    settings = node_settings(23_456)
+    replicas = {
+        name: value
+        for name, value in settings.items()
+        if name.endswith(("REPLICATION_FACTOR", "_ISR", "INSYNC_REPLICAS"))
+    }
+    assert set(replicas.values()) == {"1"}
+    assert "KAFKA_SHARE_COORDINATOR_STATE_TOPIC_REPLICATION_FACTOR" in replicas
+    assert "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR" in replicas
+    assert "PLAINTEXT://127.0.0.1:23456" in settings["KAFKA_ADVERTISED_LISTENERS"].split(",")
