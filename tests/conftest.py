@@ -10,7 +10,6 @@ import pytest
 from fairlane.stack import Stack
 from tests.support.ci import forbid_skip
 from tests.support.services import (
-    KAFKA_VARIABLE,
     Services,
     choose_own,
     is_ci,
@@ -79,6 +78,6 @@ def redis_url(services: Services) -> str:
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[Stack]:
     """A Kafka and a Redis of this test's own, up; it may kill them."""
-    refuse(choose_own(os.environ, machine()), KAFKA_VARIABLE)
+    refuse(choose_own(os.environ, machine()), None)
     with local_stack(tmp_path / "stack") as stack:
         yield stack

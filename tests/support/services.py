@@ -60,10 +60,11 @@ def is_ci(env: Mapping[str, str]) -> bool:
     return env.get("CI", "").lower() not in ("", "0", "false")
 
 
-def absence(variable: str, needs: Needs) -> str:
-    """Why a service isn't there, and each way out."""
+def absence(variable: str | None, needs: Needs) -> str:
+    """Why a service isn't there, and each way out; no variable: it must be the test's own."""
+    elsewhere = f"set {variable}, start Docker, or " if variable else ""
     lines = "".join(f"\n  - {line}" for line in needs.missing)
-    return f"no Kafka and Redis here: set {variable}, start Docker, or make up for{lines}"
+    return f"no Kafka and Redis here: {elsewhere}make up for what is missing{lines}"
 
 
 @functools.cache
@@ -136,7 +137,7 @@ class Services:
         return self._local
 
 
-def refuse(source: Source, variable: str) -> None:
+def refuse(source: Source, variable: str | None) -> None:
     """End the test that needs a service which isn't there."""
     if source is Source.SKIP:
         pytest.skip(absence(variable, machine()))
