@@ -39,7 +39,10 @@ class Indexer:
     ) -> None:
         """`instance` names a static member; nothing is joined before the first turn."""
         self._log, self._topics, self._index, self._offload = the_log, topics, index, offload
-        self._group, self._instance = f"{topics.prefix}.index", instance
+        # Who shares the work, and where it stands, are two groups: Kafka takes a commit from
+        # outside of a group only while the group has no members.
+        self._group, self._members = f"{topics.prefix}.index", f"{topics.prefix}.index.members"
+        self._instance = instance
         self._membership: Membership | None = None
         self._reader: Reader | None = None
         self._owned: set[int] = set()
@@ -80,7 +83,7 @@ class Indexer:
             if not self._log.partitions(self._topics.results):
                 return  # `fairlane policy apply` makes it
             self._membership = self._log.membership(
-                self._group, self._topics.results, self._instance
+                self._members, self._topics.results, self._instance
             )
         reader = self._reader = self._reader or self._log.reader()
         change = self._membership.poll(0)

@@ -81,6 +81,19 @@ def test_a_cancel_goes_to_the_shard_of_the_pool(kafka_bootstrap: str, redis_url:
     play(scenario, kafka_bootstrap, redis_url, policy=policy)
 
 
+def _committed(opened: Door) -> int:
+    part = (opened.topics.results, 0)
+    reader = opened.log.reader()
+    commit = reader.committed(f"{opened.topics.prefix}.index", [part])[part]
+    reader.close()
+    return commit.offset if commit else 0
+
+
+def _end(opened: Door) -> int:
+    """Next offset after the last result; the marker of its transaction comes after it."""
+    return opened.records(opened.topics.results)[-1].offset + 1
+
+
 class Uncommitting:
     """A reader whose commits never arrive."""
 
@@ -104,12 +117,14 @@ def test_a_second_ingress_goes_on_where_the_first_stopped_without_a_word(
             ids.append((await opened.post()).json()["id"])
         opened.finish(ids[0])
         assert (await opened.get(ids[0], wait="30")).json()["state"] == "succeeded"
-        # As a kill would: written perhaps, but never committed.
+        # As a kill would: written, but never committed.
+        await until(lambda: _committed(opened) == _end(opened))
         opened.ingress._indexer._reader = cast(
             "Reader", Uncommitting(opened.ingress._indexer._reader)
         )
         opened.finish(ids[1], b'"once"')
         assert (await opened.get(ids[1], wait="30")).json()["state"] == "succeeded"
+        assert _committed(opened) < _end(opened)
         await opened.redis.delete(f"{prefix}:{{acme}}:request:{ids[1]}")
 
     async def second(opened: Door) -> None:
