@@ -106,11 +106,30 @@ def test_no_marks_are_left_over() -> None:
     assert places(rf"\b({'|'.join(MARKS)})\b|\bNot" + r"ImplementedError\b", ALL) == []
 
 
+def sleeps_outside_loops(tree: ast.AST) -> list[int]:
+    """Lines that sleep other than between two looks at a condition."""
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.While | ast.For)]
+    inside = {id(node) for loop in loops for node in ast.walk(loop)}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "time.sleep"
+        and id(node) not in inside
+    ]
+
+
+def test_the_check_itself_tells_a_pause_from_a_wait() -> None:
+    text = "import time\nwhile not done():\n    time.sleep(0.1)\ntime.sleep(5)\n"
+    assert sleeps_outside_loops(ast.parse(text)) == [4]
+
+
 def test_no_test_is_skipped_or_sleeps() -> None:
     tests = [path for path in sources("tests") if name(path) != MAY_SKIP]
     skips = "pytest" + r"\.(mark\.)?(skip|skipif|importorskip|xfail)\b"
     assert places(skips, tests) == []
-    assert places("time" + r"\.sleep\(", tests) == []
+    sleeping = {name(path): sleeps_outside_loops(ast.parse(path.read_text())) for path in tests}
+    assert {path: lines for path, lines in sleeping.items() if lines} == {}
 
 
 def test_no_core_computes_with_fractions() -> None:
