@@ -4,6 +4,7 @@ A command imports what it needs when it runs, so that `fairlane --help` is quick
 services stand here for the help alone: `fairlane.__main__` hands them off earlier.
 """
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -105,6 +106,27 @@ def tail(
             log, name, from_beginning=from_beginning, follow=not no_follow, limit=limit
         ):
             print(show(record, topics), flush=True)
+
+
+@app.command(context_settings=_PASSED_ON)
+def submit(context: typer.Context) -> None:
+    """Submit many requests from a file; run it again to go on after any stop."""
+    _alone("submit", context)
+
+
+@app.command(context_settings=_PASSED_ON)
+def demo(context: typer.Context) -> None:
+    """Show a burst next to a small tenant: one queue, tiers alone, and Fairlane."""
+    _alone("demo", context)
+
+
+def _alone(name: str, context: typer.Context) -> None:
+    """Run `fairlane.<name>.command`, which brings its options with it, and its libraries."""
+    single = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    single.command()(import_module(f"fairlane.{name}").command)
+    single(context.args, prog_name=f"fairlane {name}")
 
 
 @app.command(context_settings=_PASSED_ON)

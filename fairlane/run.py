@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from adapters.clock import SystemClock
 from adapters.logs import StructuredNotes
@@ -32,6 +32,10 @@ IDLE_PAUSE_S = 0.02
 _NO_WAIT_S = 0.001
 #: What a worker still runs at a stop gets this long to finish; the rest is handed back.
 GRACE_MS = 10_000
+
+#: Critical lines of the client library alone: while a broker is away it would write twenty
+#: a second, and what it fails at comes back as an exception anyway.
+CLIENT_LOG_LEVEL = 2
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -88,11 +92,12 @@ def open_log(settings: Settings) -> Log:
     """Log of the settings. Raises LogError when it can't be made."""
     from adapters.kafka import KafkaLog
 
+    options: dict[str, Any] = {"log_level": CLIENT_LOG_LEVEL, **settings.kafka_options}
     return KafkaLog(
         settings.kafka,
         replication=settings.replication,
         min_insync=max(1, settings.replication - 1),
-        **settings.kafka_options,  # type: ignore[arg-type]  # names with dots, as Kafka has them
+        **options,
     )
 
 
@@ -207,10 +212,10 @@ def serve(
         notes.warning("fenced", detail=str(error))
         return EXIT_FENCED
     except LogError as error:
-        notes.error("the log failed", detail=str(error))
+        notes.error("the log failed", detail=str(error), exc_info=False)
         return EXIT_FAILED
     except halts as error:
-        notes.error("halted", detail=str(error))
+        notes.error("halted", detail=str(error), exc_info=False)
         return EXIT_HALTED
     except Exception:  # noqa: BLE001 - the last one who can tell; the log rebuilds the rest
         notes.error("crashed")
