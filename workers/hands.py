@@ -6,10 +6,11 @@ What belongs here: batches and slots. What does not: the log; what is committed 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from schemas.reasons import Reason
 from schemas.records import Batch, BatchCancel
 from workers.core.ending import ended_unrun, for_engine, together
 from workers.core.progress import OPEN_MAX
-from workers.engine import EngineOutcome
+from workers.engine import EngineOutcome, failed
 from workers.ports import Slots
 
 
@@ -105,6 +106,22 @@ class Hands:
                 held.outcomes = together(held.batch, held.unrun, completion.outcomes)
                 ours += 1
         return ours, unwanted
+
+    def fail_largest(self, detail: str) -> None:
+        """Replace the largest output that waits for its commit by a failure."""
+        waiting = [
+            (len(outcome.output), held, index)
+            for held in self._held.values()
+            for index, outcome in enumerate(held.outcomes or ())
+            if outcome.output
+        ]
+        if not waiting:
+            return
+        _, held, index = max(waiting, key=lambda found: found[0])
+        assert held.outcomes is not None, "its outcomes were just listed"
+        usage = held.outcomes[index].usage
+        outcome = failed(Reason.ENGINE_FAILED, detail)._replace(usage=usage)
+        held.outcomes = (*held.outcomes[:index], outcome, *held.outcomes[index + 1 :])
 
     def forget(self, offsets: Sequence[int]) -> None:
         """Let go of what is committed."""

@@ -28,6 +28,7 @@ from schemas.log import (
     PositionLostError,
     Producer,
     Record,
+    TooLargeError,
     TransactionalProducer,
     UnavailableError,
 )
@@ -327,6 +328,8 @@ class Lane:
             return
         except LogError as error:
             self._note("lane_transaction_failed", error)
+            if isinstance(error, TooLargeError):  # a topic's own limit is below the log's
+                self._hands.fail_largest(str(error))
             self._abort()
             return
         self._hands.forget(list(done))

@@ -25,7 +25,7 @@ from schemas.topics import Topics
 from workers.engine import EngineBatch, EngineOutcome, cancelled
 from workers.lane import Lane
 from workers.names import LaneNames
-from workers.ports import Completion
+from workers.ports import Clock, Completion
 
 TOPICS = Topics("test")
 POOL = "gpus"
@@ -145,24 +145,24 @@ class Holder(NamedTuple):
         raise AssertionError("the lane never comes to rest")
 
 
-class LaneWorld:
+class Lanes:
     """One pool with its topics; `dispatch` is what a scheduler does, by hand."""
 
-    def __init__(self, lanes: int = 1) -> None:
-        self.clock = ManualClock()
-        self.log = MemoryLog(self.clock)
+    def __init__(self, log: Log, topics: Topics, clock: Clock, lanes: int) -> None:
+        self.topics = topics
         self.meter = CountingMeter()
         self.notes = ListedNotes()
         self.numbers = 0
-        topics = [TOPICS.batches(POOL), TOPICS.workers(POOL)]
-        create_topics(self.log, lanes)
-        assert all(self.log.partitions(topic) == lanes for topic in topics)
-        self._scheduler = self.log.transactional("scheduler")
+        self._log = log
+        self._clock = clock
+        create_topics(log, lanes, topics)
+        self._scheduler = log.transactional(f"{topics.prefix}.scheduler")
         self._scheduler.init()
-        self._advice = self.log.producer()
+        self._advice = log.producer()
+        self._lanes: list[Lane] = []
 
     def names(self, number: int = 0) -> LaneNames:
-        return LaneNames(TOPICS, POOL, number)
+        return LaneNames(self.topics, POOL, number)
 
     def holder(
         self,
@@ -175,15 +175,23 @@ class LaneWorld:
         """Make a lane that has touched nothing yet."""
         made = ManualSlots(slots, on_start)
         lane = kind(
-            log or self.log,
+            log or self._log,
             self.names(number),
             made,
             self._advice,
-            self.clock,
+            self._clock,
             self.meter,
             self.notes,
         )
+        self._lanes.append(lane)
         return Holder(lane, made)
+
+    def close(self) -> None:
+        """Free every client."""
+        for lane in self._lanes:
+            lane.drop()
+        self._scheduler.close()
+        self._advice.close()
 
     def batch(self, *ids: str, deadline_ms: int = 0, attempt: int = 0) -> tuple[Batch, bytes]:
         """Make the next batch; the body of request `x` is b"body of x"."""
@@ -197,14 +205,14 @@ class LaneWorld:
                 "embed",
                 attempt,
                 len(body),
-                self.clock.now_ms(),
+                self._clock.now_ms(),
                 deadline_ms,
                 10,
                 (("traceparent", b"00-" + id_.encode()),),
             )
             for index, (id_, body) in enumerate(zip(ids, bodies, strict=True))
         )
-        batch = Batch(VERSION, 0, self.numbers, POOL, self.clock.now_ms(), items)
+        batch = Batch(VERSION, 0, self.numbers, POOL, self._clock.now_ms(), items)
         return batch, join(bodies)
 
     def dispatch(self, *ids: str, lane: int = 0, deadline_ms: int = 0, attempt: int = 0) -> Batch:
@@ -221,20 +229,20 @@ class LaneWorld:
     def send(self, value: bytes, headers: Sequence[tuple[str, bytes]], lane: int = 0) -> None:
         """Commit any record to a lane."""
         self._scheduler.begin()
-        self._scheduler.send(TOPICS.batches(POOL), lane, value, headers=headers)
+        self._scheduler.send(self.topics.batches(POOL), lane, value, headers=headers)
         self._scheduler.commit()
 
     def open_dispatch(self, *ids: str, lane: int = 0) -> tuple[Batch, Callable[[], None]]:
         """Leave a cycle open with a batch in it; returns the batch and what commits it."""
         batch, value = self.batch(*ids)
         self._scheduler.begin()
-        self._scheduler.send(TOPICS.batches(POOL), lane, value, headers=header(batch))
+        self._scheduler.send(self.topics.batches(POOL), lane, value, headers=header(batch))
         return batch, self._scheduler.commit
 
     # --- what is committed
 
     def results(self) -> list[tuple[Result, bytes]]:
-        records = read_all(self.log, TOPICS.results, BUCKETS)
+        records = read_all(self._log, self.topics.results, BUCKETS)
         return [(decode_header(record, Result), record.value) for record in records]
 
     def ends(self) -> dict[str, End]:
@@ -246,28 +254,37 @@ class LaneWorld:
 
     def said(self, lane: int = 0) -> list[WorkerRecord]:
         """What the lane's holders said in transactions: all but the advice."""
-        records = read_all(self.log, TOPICS.workers(POOL), lane + 1)
+        records = read_all(self._log, self.topics.workers(POOL), lane + 1)
         said = [decode_value(r, WorkerRecord) for r in records if r.partition == lane]
         return [record for record in said if not isinstance(record, Started)]
 
     def advised(self) -> list[int]:
-        records = read_all(self.log, TOPICS.workers(POOL), 1)
+        records = read_all(self._log, self.topics.workers(POOL), 1)
         said = [decode_value(record, WorkerRecord) for record in records]
         return [record.number for record in said if isinstance(record, Started)]
 
     def dead(self) -> list[tuple[Dead, bytes]]:
-        records = read_all(self.log, TOPICS.dead, BUCKETS)
+        records = read_all(self._log, self.topics.dead, BUCKETS)
         return [(decode_header(record, Dead), record.value) for record in records]
 
 
-def create_topics(log: Log, lanes: int) -> None:
+class LaneWorld(Lanes):
+    """The same on the in-process log, under a clock moved by hand."""
+
+    def __init__(self, lanes: int = 1) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        super().__init__(self.log, TOPICS, self.clock, lanes)
+
+
+def create_topics(log: Log, lanes: int, topics: Topics = TOPICS) -> None:
     """Create the topics that a pool's workers touch."""
     log.ensure_topics(
         [
-            TopicSpec(TOPICS.batches(POOL), lanes, {}),
-            TopicSpec(TOPICS.workers(POOL), lanes, {}),
-            TopicSpec(TOPICS.results, BUCKETS, {}),
-            TopicSpec(TOPICS.dead, BUCKETS, {}),
+            TopicSpec(topics.batches(POOL), lanes, {}),
+            TopicSpec(topics.workers(POOL), lanes, {}),
+            TopicSpec(topics.results, BUCKETS, {}),
+            TopicSpec(topics.dead, BUCKETS, {}),
         ]
     )
 

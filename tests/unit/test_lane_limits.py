@@ -1,9 +1,11 @@
 """What a lane does about bad input, limits and lost or foreign progress."""
 
+from typing import Any
+
 import pytest
 
 from schemas.codec import encode, header
-from schemas.log import RECORD_BYTES_MAX
+from schemas.log import RECORD_BYTES_MAX, TooLargeError
 from schemas.records import VERSION, End, Finished, HandedBack, Seen, Usage
 from tests.support.lanes import BUCKETS, POOL, TOPICS, LaneWorld, create_topics, numbers
 from workers.core.progress import OPEN_MAX
@@ -225,3 +227,47 @@ def test_engine_batches_carry_what_an_engine_needs() -> None:
     (request,) = batch.requests
     assert (request.id, request.body, request.tokens) == ("a", b"body of a", 10)
     assert (request.deadline_ms, request.attempt) == (2_000_000, 2)
+
+
+class Narrow:
+    """A log whose topics take less than its clients do: the commit tells, nothing stands."""
+
+    def __init__(self, inner: Any, limit: int) -> None:
+        self._inner = inner
+        self._limit = limit
+        self._is_above = False
+
+    def transactional(self, transactional_id: str) -> "Narrow":
+        return Narrow(self._inner.transactional(transactional_id), self._limit)
+
+    def send(self, topic: str, partition: int, value: bytes, **more: Any) -> None:
+        self._is_above |= topic == TOPICS.results and len(value) > self._limit
+        self._inner.send(topic, partition, value, **more)
+
+    def commit(self) -> None:
+        if not self._is_above:
+            self._inner.commit()
+            return
+        self._is_above = False
+        self._inner.abort()
+        raise TooLargeError("results[0]: a record is above the limit of its topic")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_an_output_above_a_topics_own_limit_fails_alone() -> None:
+    world = LaneWorld()
+    holder = world.holder(log=Narrow(world.log, 9))
+    holder.settle()
+    world.dispatch("a", "longer")
+    holder.settle()
+    world.dispatch("b")
+    holder.settle()
+    holder.slots.release()
+    for _ in range(4):
+        holder.settle()
+        world.clock.advance(1_000)
+    assert world.ends() == {"a": End.SUCCEEDED, "longer": End.FAILED, "b": End.SUCCEEDED}
+    assert numbers(world.said(), Finished) == [1, 2]
+    assert numbers(world.said(), HandedBack) == []
