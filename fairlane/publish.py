@@ -94,9 +94,17 @@ def publish_policy(
             return None
         log.ensure_topics(topics.of(policy))
         after = msgspec.structs.replace(policy, version=before.version + 1 if before else 1)
+        offsets: list[int | None] = []
         producer.begin()
-        producer.send(topics.policy, 0, encode_policy(after), key=POLICY_KEY)
+        producer.send(
+            topics.policy,
+            0,
+            encode_policy(after),
+            key=POLICY_KEY,
+            on_delivery=lambda offset, _: offsets.append(offset),
+        )
         producer.commit()
+        _await_visible(log, topics.policy, offsets[0])
     except FencedError as error:
         raise PublishError(
             "another policy was applied meanwhile: nothing published; look at it with "
@@ -105,6 +113,21 @@ def publish_policy(
     finally:
         producer.close()
     return after
+
+
+def _await_visible(log: Log, topic: str, offset: int | None) -> None:
+    """Wait until a committed record can be read: its markers come after the commit returns."""
+    if offset is None:
+        raise LogError(f"{topic}: committed, but the record was not delivered: apply again")
+    reader = log.reader()
+    try:
+        reader.assign({(topic, 0): offset})
+        for _ in range(_EMPTY_POLLS_MAX):
+            if reader.poll(1, _POLL_SECONDS):
+                return
+    finally:
+        reader.close()
+    raise UnavailableError(f"{topic}[0]@{offset}: committed, but it does not become visible")
 
 
 def is_same(published: Policy, policy: Policy) -> bool:
