@@ -19,9 +19,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
 FILE_LINES_MAX = 400
+#: The scenarios of one door stand together.
+TEST_FILE_LINES_MAX = 650
 FUNCTION_LINES_MAX = 60
 #: "path" or "path::function": why it may be longer.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "scheduler/core/apply.py": "the one door: every change of the state stands here, nowhere else",
+}
 
 #: Spelt so that this file doesn't find itself.
 MARKS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")
@@ -51,7 +55,8 @@ def too_long() -> dict[str, int]:
     for path in ALL:
         text = path.read_text()
         lines = len(text.splitlines())
-        if lines > FILE_LINES_MAX:
+        is_test = path.is_relative_to(ROOT / "tests")
+        if lines > (TEST_FILE_LINES_MAX if is_test else FILE_LINES_MAX):
             found[name(path)] = lines
         for function in functions(ast.parse(text)):
             lines = (function.end_lineno or function.lineno) - function.lineno + 1
