@@ -14,6 +14,7 @@ read from the files themselves; memory holds bitmaps of line numbers, never line
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -176,21 +177,35 @@ class Ledger:
     def __init__(self, path: Path, digest: Digest, url: str, out: Path | None) -> None:
         """Open the files beside `path`; raises FairlaneError when they are of another job."""
         base = path.name.removesuffix(".jsonl")
-        self._journal = Appended(path.with_name(base + ".journal"))
-        self._failed = Appended(path.with_name(base + ".failed.jsonl"))
-        self._results = Appended(out) if out else None
+        self._files = ExitStack()
+        self._journal = self._open(path.with_name(base + ".journal"))
+        self._failed = self._open(path.with_name(base + ".failed.jsonl"))
+        self._results = self._open(out) if out else None
         #: Lines accepted by the service.
         self.sent = BitMap()
         #: Lines that need nothing more.
         self.ended = BitMap()
         self.failures = 0
-        self._check_head(path, digest, url)
-        self._read()
+        try:
+            self._check_head(path, digest, url)
+            self._read()
+        except FairlaneError:
+            self.close()
+            raise
 
     @property
     def failed_path(self) -> Path:
         """Where failed lines are told."""
         return self._failed.path
+
+    def _open(self, path: Path) -> Appended:
+        try:
+            file = Appended(path)
+        except FairlaneError:
+            self.close()
+            raise
+        self._files.callback(file.close)
+        return file
 
     def _check_head(self, path: Path, digest: Digest, url: str) -> None:
         head = next(self._journal.lines(), None)
@@ -262,5 +277,4 @@ class Ledger:
 
     def close(self) -> None:
         """Close all files."""
-        for file in filter(None, (self._journal, self._failed, self._results)):
-            file.close()
+        self._files.close()

@@ -76,18 +76,23 @@ class _Door:
         too_large = f"the body may have up to {BODY_BYTES_MAX} bytes"
         length = http.headers.get("content-length", "")
         if length.isdecimal() and int(length) > BODY_BYTES_MAX:
-            return _problem(self._ingress.too_large(f"{too_large}, this one has {length}"))
+            detail = f"{too_large}, this one has {length}"
+            return _problem(self._ingress.refuse(Reason.BODY_TOO_LARGE, detail))
         caller = self._ingress.authenticate(http.headers.get("authorization", ""))
         if isinstance(caller, Problem):
             return _problem(caller)
         body = await _body(http)
         if body is None:
-            return _problem(self._ingress.too_large(too_large, caller.tenant.name))
+            return _problem(
+                self._ingress.refuse(Reason.BODY_TOO_LARGE, too_large, caller.tenant.name)
+            )
         field = http.headers.get("idempotency-key")
         key = ids.idempotency_key(field) if field is not None else None
         if field is not None and key is None:
             detail = f"Idempotency-Key: must be 1..{ids.KEY_CHARS_MAX} visible ASCII characters"
-            return _problem(self._ingress.malformed(detail, caller.tenant.name))
+            return _problem(
+                self._ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
+            )
         trace = http.headers.get("traceparent", "")[:TRACE_CHARS_MAX].encode()
         answer = await self._ingress.submit(caller, body, key, trace or None)
         return _problem(answer) if isinstance(answer, Problem) else _accepted(answer)

@@ -61,6 +61,8 @@ ERROR_PAUSE_S = 0.5
 TICK_S = 0.25
 #: Accepted requests that Redis has not taken yet; beyond it their results alone are found.
 UNINDEXED_MAX = 10_000
+#: A turn of a follower is over by then even if the log does not answer.
+TURN_S_MAX = 10.0
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 
@@ -121,7 +123,7 @@ class Ingress:
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._unindexed: dict[RequestName, Acceptance] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.is_draining = False
+        self.is_draining = self._is_stopping = False
 
     # --- life
 
@@ -146,9 +148,12 @@ class Ingress:
     async def stop(self) -> None:
         """Stop following, publish what is left, free every client."""
         self.drain()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._is_stopping = True
+        # Never cancelled while they run well: a reader may not be closed under a thread's poll.
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=TURN_S_MAX)
+            for task in late:
+                task.cancel()
         with suppress(StoreDownError):
             await self._index_late()
         self._refusals.drain()
@@ -176,18 +181,14 @@ class Ingress:
             return self._unavailable(self.why_not_ready())
         key = self.directory.authenticate(authorization)
         if key is None:
-            problem = Problem(Reason.UNAUTHENTICATED, "no key, or not a valid one")
-            self._refusals.note(problem, "", "")
-            return problem
+            return self.refuse(Reason.UNAUTHENTICATED, "no key, or not a valid one")
         view = self.directory.view
         if view is None:
             return self._unavailable("no policy yet: run `fairlane policy apply FILE`")
         tenant = view.tenants.get(key.tenant)
         if tenant is None:
             detail = f"the key is of tenant {key.tenant!r}, which the policy does not have"
-            problem = Problem(Reason.UNKNOWN_TENANT, detail)
-            self._refusals.note(problem, key.tenant, "")
-            return problem
+            return self.refuse(Reason.UNKNOWN_TENANT, detail, key.tenant)
         return Caller(tenant, view)
 
     async def submit(
@@ -238,15 +239,9 @@ class Ingress:
                 return self._unavailable(f"the cancel may not have been noted: {error}")
         return state(entry)
 
-    def too_large(self, detail: str, tenant: str = "") -> Problem:
-        """A body above the limit of the door, refused before it is parsed."""
-        problem = Problem(Reason.BODY_TOO_LARGE, detail)
-        self._refusals.note(problem, tenant, "")
-        return problem
-
-    def malformed(self, detail: str, tenant: str) -> Problem:
-        """A malformed header of a submission."""
-        problem = Problem(Reason.INVALID_REQUEST, detail)
+    def refuse(self, reason: Reason, detail: str, tenant: str = "") -> Problem:
+        """Refuse a submission for what is outside of its body, and record it."""
+        problem = Problem(reason, detail)
         self._refusals.note(problem, tenant, "")
         return problem
 
@@ -310,7 +305,7 @@ class Ingress:
                 on_late=lambda offset: self._remember(name, acceptance(offset)),
             )
         except TooLargeError as error:
-            return self.too_large(str(error), request.tenant)
+            return self.refuse(Reason.BODY_TOO_LARGE, str(error), request.tenant)
         except UnavailableError as error:
             return self._unavailable(f"the log does not take it: {error}")
         except LogError as error:
@@ -380,7 +375,7 @@ class Ingress:
         recover: Callable[[], None] | None = None,
     ) -> None:
         """Turn after turn; errors of the log and of Redis are waited out."""
-        while True:
+        while not self._is_stopping:
             try:
                 if not await turn():
                     await asyncio.sleep(IDLE_S)
