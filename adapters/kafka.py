@@ -1,19 +1,19 @@
 """The log on Apache Kafka: the factory, topics, and questions about partitions and groups.
 
-What belongs here: what needs no producer, reader or member of its own; one admin client, and
-one client for each group whose positions are read or written. What does not: policy about when
+What belongs here: what needs no producer, reader or member of its own; one admin client, one
+client for questions about partitions, and one for each group whose positions are read or
+written. (The admin client's answers about offsets are not to be trusted: after a time-out it
+reports -1001 without an error, and it keeps a leader's old epoch.) What does not: policy about when
 to call what. Settings and the meaning of errors: kafka_client.
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import (
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -23,7 +23,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
     AdminClient,
     ClusterMetadata,
     NewTopic,
-    OffsetSpec,
 )
 
 from adapters.kafka_client import (
@@ -90,6 +89,7 @@ class KafkaLog:
         self._min_insync = min_insync
         self._patience_s = patience_s
         self._admin = AdminClient(self._settings.admin())
+        self._askers: dict[bool, Consumer] = {}
         self._groups: dict[str, Consumer] = {}
         self._lock = threading.Lock()
 
@@ -180,12 +180,14 @@ class KafkaLog:
 
     def bounds(self, partition: Partition, *, committed_only: bool = True) -> Bounds:
         """First offset and end of a partition, asked of the broker."""
+        client = self._asker(committed_only=committed_only)
+        name = TopicPartition(*partition)
 
         def ask() -> Bounds:
-            first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-            low = self._list(partition, first, committed_only=committed_only)
-            end = self._list(partition, last, committed_only=committed_only)
-            return Bounds(low.result().offset, end.result().offset)
+            found = client.get_watermark_offsets(name, REQUEST_TIMEOUT_S, cached=False)
+            if found is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+            return Bounds(*found)
 
         return self._patiently(f"{partition[0]}[{partition[1]}]: bounds", ask)
 
@@ -193,11 +195,15 @@ class KafkaLog:
         self, partition: Partition, time_ms: int, *, committed_only: bool = True
     ) -> int | None:
         """First offset whose timestamp is at least `time_ms`; None when there is none."""
-        spec = OffsetSpec.for_timestamp(time_ms)
-        offset: int = self._patiently(
-            f"{partition[0]}[{partition[1]}]: offset_at",
-            lambda: self._list(partition, spec, committed_only=committed_only).result().offset,
-        )
+        client = self._asker(committed_only=committed_only)
+        wanted = [TopicPartition(*partition, time_ms)]
+
+        def ask() -> int:
+            found = client.offsets_for_times(wanted, REQUEST_TIMEOUT_S)
+            _check_each(found)
+            return found[0].offset
+
+        offset = self._patiently(f"{partition[0]}[{partition[1]}]: offset_at", ask)
         return offset if offset >= 0 else None
 
     def committed(
@@ -247,24 +253,24 @@ class KafkaLog:
             return client
 
     def close(self) -> None:
-        """Free the admin client and the groups' clients."""
+        """Free the clients."""
         with self._lock:
-            for client in self._groups.values():
+            for client in (*self._groups.values(), *self._askers.values()):
                 client.close()
             self._groups.clear()
+            self._askers.clear()
 
     def _patiently(self, place: str, call: Callable[[], Result]) -> Result:
         return patiently(place, call, self._patience_s)
 
-    def _list(
-        self, partition: Partition, spec: OffsetSpec, *, committed_only: bool
-    ) -> "Future[Any]":
-        name = TopicPartition(*partition)
-        level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        asked = self._admin.list_offsets(
-            {name: spec}, isolation_level=level, request_timeout=REQUEST_TIMEOUT_S
-        )
-        return asked[name]
+    def _asker(self, *, committed_only: bool) -> Consumer:
+        """The client for questions about partitions; what it sees depends on its isolation."""
+        with self._lock:
+            client = self._askers.get(committed_only)
+            if client is None:
+                client = Consumer(self._settings.reader(committed_only=committed_only))
+                self._askers[committed_only] = client
+            return client
 
     def _counts(self) -> dict[str, int]:
         return {name: len(found.partitions) for name, found in self._metadata().topics.items()}

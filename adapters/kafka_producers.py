@@ -33,12 +33,12 @@ from schemas.log import (
     TRANSACTION_TIMEOUT_MS,
     AbortedError,
     Commit,
+    FencedError,
     Headers,
     InDoubtError,
     LogError,
     OnDelivery,
     Partition,
-    TooLargeError,
     UnavailableError,
     check_commits,
     check_record,
@@ -48,6 +48,12 @@ from schemas.log import (
 DRIVE_S = 0.1
 #: How long `send` waits for room in the client's queue.
 ROOM_S = 2.0
+#: Longest single wait for a transaction's end. Left out, the client waits without limit while
+#: brokers are silent; given by name, it would be ignored.
+END_S = TRANSACTION_TIMEOUT_MS / 1000
+#: A transaction whose records did not arrive is aborted if brokers answer; else a new client is
+#: sooner done, and ends it as well.
+CERTAIN_ABORT_S = 1.0
 #: While brokers end a predecessor's transaction they turn `init` down, and the client asks again
 #: after half a second, whatever its settings. A new client asks at once: so the first wait is
 #: short; each one is twice as long as the last, for brokers that are slow.
@@ -182,7 +188,7 @@ class KafkaTransactional:
                 if not error.retriable() or time.monotonic() > deadline:
                     self.close()
                     raise meaning(error, f"{self._place}: init") from raised
-                wait_s *= 2
+                wait_s = min(2 * wait_s, max(FIRST_INIT_S, deadline - time.monotonic()))
             else:
                 return
 
@@ -224,6 +230,7 @@ class KafkaTransactional:
             error = error_of(raised)
             if error.code() not in {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}:  # noqa: SLF001
                 raise meaning(error, f"{place}: send") from raised
+            client.poll(0)
             failure = meaning(error, f"{place}: send")
             self._failure = self._failure or failure
             if on_delivery is not None:
@@ -260,27 +267,27 @@ class KafkaTransactional:
         Raises:
             FencedError: another holder has the id; nothing was committed.
             AbortedError: certainly nothing was committed, and the id is still ours.
-            TooLargeError: the same, but a topic refuses the size of a record: don't repeat it.
+            TooLargeError, LogError: nothing was committed, and the same would fail again: a topic
+                refuses the size of a record, or does not exist.
             InDoubtError: it may or may not be committed; `init` again and read.
         """
         client = self._open_client()
-        outstanding = client.flush(TRANSACTION_TIMEOUT_MS / 1000)
-        if outstanding and self._failure is None:
-            self._failure = UnavailableError(f"{self._place}: {outstanding} records not delivered")
+        if client.flush(END_S):
+            self.close()
+            raise InDoubtError(
+                f"{self._place}: commit: the brokers took no record for {END_S} s; initialise "
+                "again and read what is committed"
+            )
         if self._failure is not None:
             self._abort_certainly(self._failure)
         self._is_open = False
-        error = self._repeat(client.commit_transaction)
+        error = self._repeat(lambda: client.commit_transaction(END_S), END_S)
         if error is not None:
             self._give_up(error, "commit")
 
     def abort(self) -> None:
         """Abort the open transaction. Raises FencedError or InDoubtError."""
-        client = self._open_client()
-        self._is_open = False
-        error = self._repeat(client.abort_transaction)
-        if error is not None:
-            self._give_up(error, "abort")
+        self._abort(END_S)
 
     def close(self) -> None:
         """Free the client; an open transaction is left to the next `init`."""
@@ -307,10 +314,17 @@ class KafkaTransactional:
 
         return report
 
+    def _abort(self, wait_s: float) -> None:
+        client = self._open_client()
+        self._is_open = False
+        error = self._repeat(lambda: client.abort_transaction(wait_s), wait_s)
+        if error is not None:
+            self._give_up(error, "abort")
+
     def _abort_certainly(self, cause: LogError) -> NoReturn:
         """End a transaction whose commit was never asked for, and say so."""
-        self.abort()
-        if isinstance(cause, TooLargeError):
+        self._abort(CERTAIN_ABORT_S)
+        if not isinstance(cause, (FencedError, InDoubtError, UnavailableError)):
             raise cause
         raise AbortedError(f"{self._place}: aborted, because: {cause}") from cause
 
@@ -325,9 +339,11 @@ class KafkaTransactional:
             "unknown: initialise again and read what is committed"
         )
 
-    def _repeat(self, call: Callable[[], object]) -> KafkaError | None:
+    def _repeat(
+        self, call: Callable[[], object], wait_s: float = REQUEST_TIMEOUT_S
+    ) -> KafkaError | None:
         """Call; call the same again while that is allowed; returns the error that stays."""
-        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 call()
