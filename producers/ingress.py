@@ -123,7 +123,8 @@ class Ingress:
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._unindexed: dict[RequestName, Acceptance] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.is_draining = self._is_stopping = False
+        self.is_draining = False
+        self._stopping = asyncio.Event()
 
     # --- life
 
@@ -148,7 +149,7 @@ class Ingress:
     async def stop(self) -> None:
         """Stop following, publish what is left, free every client."""
         self.drain()
-        self._is_stopping = True
+        self._stopping.set()
         # Never cancelled while they run well: a reader may not be closed under a thread's poll.
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=TURN_S_MAX)
@@ -358,7 +359,7 @@ class Ingress:
     # --- loops
 
     async def _tick(self) -> int:
-        await asyncio.sleep(TICK_S)
+        await self._pause(TICK_S)
         self._refusals.tick()
         await self._index_late()
         return 1
@@ -368,6 +369,11 @@ class Ingress:
             await self._index.accept(name, acceptance)
             del self._unindexed[name]
 
+    async def _pause(self, pause_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stopping.wait()
+
     async def _forever(
         self,
         what: str,
@@ -375,13 +381,13 @@ class Ingress:
         recover: Callable[[], None] | None = None,
     ) -> None:
         """Turn after turn; errors of the log and of Redis are waited out."""
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             try:
                 if not await turn():
-                    await asyncio.sleep(IDLE_S)
+                    await self._pause(IDLE_S)
             except StoreDownError as error:
                 log.warning("%s: waits for Redis: %s", what, error)
-                await asyncio.sleep(ERROR_PAUSE_S)
+                await self._pause(ERROR_PAUSE_S)
             except FencedError as error:
                 # Never taken back: the other one would be fenced in turn, and so on for ever.
                 log.error("%s: left to another process of this name: %s", what, error)  # noqa: TRY400
@@ -390,4 +396,4 @@ class Ingress:
                 log.warning("%s: waits for the log: %s", what, error)
                 if recover:
                     await self._parts.offload(recover)
-                await asyncio.sleep(ERROR_PAUSE_S)
+                await self._pause(ERROR_PAUSE_S)
