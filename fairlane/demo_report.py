@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fairlane.demo_scene import Scene
-from fairlane.demo_tally import Tally
+from fairlane.demo_tally import Tally, waits_of
 
 
 class Report(NamedTuple):
@@ -134,9 +134,13 @@ def _trace_verdict(report: Report) -> list[str]:
         )
         return [sentence]
     shorter = [n for n in others if fairlane.waits(n).p95 < control.waits(n).p95]
+    medians = [
+        waits_of([run.waits(name).p95 for name in others]).p50 for run in (fairlane, control)
+    ]
     sentence = (
         f"Of the {len(others)} tenants beside the heaviest, {len(shorter)} waited less at p95 "
-        f"than in one queue; the heaviest, {heaviest}, waited {seconds(mine)} instead of "
+        f"than in one queue: {seconds(medians[0])} instead of {seconds(medians[1])} for the "
+        f"median tenant. The heaviest, {heaviest}, waited {seconds(mine)} instead of "
         f"{seconds(control.waits(heaviest).p95)}."
     )
     return [sentence]

@@ -38,10 +38,11 @@ _ENDPOINT = "embed"
 _LANES = 4
 #: A batch of 32 requests of 100 tokens on average takes about 200 ms.
 _ENGINE = SimulatedSettings(fixed_ms=100, per_token_us=31)
-#: Of a trace, the engine can serve this much more than comes on average.
-_TRACE_HEADROOM_PERCENT = 115
+#: A trace's requests take turns on so many engines, each alone, as streamed answers do.
+_TRACE_LANES = 8
+#: More comes than these engines can serve, by so much: without a queue nothing is to be seen.
+_TRACE_LOAD_PERCENT = 115
 _TRACE_TIER = "standard"
-_TRACE_BATCH = 4
 
 
 class Scene(NamedTuple):
@@ -124,7 +125,7 @@ def _asker(tenant: str) -> Asker:
 
 
 def recorded(path: Path) -> Scene:
-    """A trace: its tenants as equals in one tier, on engines a little faster than needed.
+    """A trace: its tenants as equals in one tier, on engines a little slower than needed.
 
     Raises TraceError.
     """
@@ -133,7 +134,7 @@ def recorded(path: Path) -> Scene:
     tenants = sorted({row.tenant for row in rows})
     policy = Policy(
         tiers=(Tier(name=_TRACE_TIER),),
-        pools=tuple(Pool(name=name, lanes=_LANES) for name in endpoints),
+        pools=tuple(Pool(name=name, lanes=_TRACE_LANES, prefetch=0) for name in endpoints),
         endpoints=tuple(_trace_endpoint(name) for name in endpoints),
         tenants=tuple(Tenant(name=name, tiers=(_TRACE_TIER,)) for name in tenants),
         version=1,
@@ -149,7 +150,7 @@ def _trace_endpoint(name: str) -> Endpoint:
         pool=name,
         cost=CostModel.TOKEN,
         quantum=512,
-        batch_requests=_TRACE_BATCH,
+        batch_requests=1,
         batch_tokens=COST_MAX,
         batch_wait_ms=10,
         tokens_max=COST_MAX,
@@ -158,11 +159,11 @@ def _trace_endpoint(name: str) -> Endpoint:
 
 
 def _trace_engine(rows: Sequence[Row], endpoint: str) -> SimulatedSettings:
-    """Time per token such that the lanes together serve a little more than comes."""
+    """Time per token such that a little more comes than the lanes together serve."""
     tokens = sum(row.input_tokens + row.output_tokens for row in rows if row.endpoint == endpoint)
     duration_us = max(1, rows[-1].arrival_ms) * 1000
-    per_token_us = duration_us * _LANES * 100 // (max(1, tokens) * _TRACE_HEADROOM_PERCENT)
-    return SimulatedSettings(fixed_ms=10, per_token_us=max(1, per_token_us))
+    per_token_us = duration_us * _TRACE_LANES * _TRACE_LOAD_PERCENT // (100 * max(1, tokens))
+    return SimulatedSettings(fixed_ms=0, per_token_us=max(1, per_token_us))
 
 
 # --- the controls: the same traffic and machine, without what Fairlane adds

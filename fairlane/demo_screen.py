@@ -146,7 +146,7 @@ def _pulse(scene: Scene, tally: Tally, now_ms: int, speed: float) -> RenderableT
     line.add_row(
         Text(clock, style="bold"),
         f"{tally.per_second(now_ms):5,} served/s",
-        f"batches {100 * fill:3.0f} % full",
+        f"batches {100 * fill:3.0f} % full" if batch_requests > 1 else "",
         _bar(tally.ended_count, len(scene.arrivals), 22, QUIET),
     )
     return line

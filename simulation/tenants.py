@@ -7,6 +7,7 @@ the same whatever others do: enlarging one tenant's burst changes nobody else's 
 What belongs here: times and sizes of requests. What does not: policies, and who is served.
 """
 
+from functools import cache
 from random import Random
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ def stream(seed: int, name: str) -> Random:
     return Random(f"{seed}:{name}")  # noqa: S311 - traffic, no secret
 
 
+@cache
 def text_body(tokens: int) -> bytes:
     """A JSON string that counts as exactly `tokens` tokens (at least 1)."""
     return b'"' + b"x" * (BYTES_PER_TOKEN * max(1, tokens) - _QUOTES) + b'"'
