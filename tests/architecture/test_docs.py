@@ -1,5 +1,7 @@
 """The pages are true: their links lead somewhere, their commands exist, their tables match."""
 
+import ast
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +13,8 @@ from packaging.requirements import Requirement
 from fairlane.cli import app
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: A command's words: lower case, so that placeholders, options and files end it.
 COMMAND = re.compile(r"(?:^|[\s`/])(fairlane|make)((?: [a-z]+)*)", re.MULTILINE)
@@ -110,15 +114,34 @@ def test_decisions_are_numbered_once_and_say_what_was_rejected() -> None:
 
 def declared() -> dict[str, set[str]]:
     """Names of the dependencies by the section of pyproject.toml that lists them."""
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())
     sections = {
-        "run": found["project"]["dependencies"],
-        "build": found["build-system"]["requires"],
-        **found["project"]["optional-dependencies"],
+        "run": PROJECT["project"]["dependencies"],
+        "build": PROJECT["build-system"]["requires"],
+        **PROJECT["project"]["optional-dependencies"],
     }
     return {
-        section: {Requirement(line).name for line in lines} for section, lines in sections.items()
+        section: {Requirement(line).name.lower() for line in lines}
+        for section, lines in sections.items()
     }
+
+
+def imported() -> set[str]:
+    """Distributions that the packages import, however late."""
+    owners = importlib.metadata.packages_distributions()
+    found: set[str] = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.module:
+                    names = [node.module]
+                for name in names:
+                    found.update(owners.get(name.partition(".")[0], []))
+    return {name.lower().replace("_", "-") for name in found} - {"fairlane"}
+
+
+def test_what_the_packages_import_is_declared() -> None:
+    assert imported() - declared()["run"] == set()
 
 
 def explained() -> dict[str, set[str]]:
