@@ -179,14 +179,23 @@ def stop_on_signals() -> threading.Event:
 def run_until_stopped(
     turn: Callable[[], object], close: Callable[[], None], stop: threading.Event
 ) -> None:
-    """Call `turn` until `stop` is set, then `close`; what `turn` raises passes through."""
+    """Call `turn` until `stop` is set, then `close`; what `turn` raises passes through.
+
+    Then `close` is called too, and what it raises is only noted on the error: it is a
+    consequence, and must not hide what happened.
+    """
     try:
         while not stop.is_set():
             started = time.monotonic()
             if turn() is False and time.monotonic() - started < _NO_WAIT_S:
                 stop.wait(IDLE_PAUSE_S)
-    finally:
-        close()
+    except BaseException as error:
+        try:
+            close()
+        except Exception as second:  # noqa: BLE001 - see above
+            error.add_note(f"closing failed as well: {second!r}")
+        raise
+    close()
 
 
 def serve(

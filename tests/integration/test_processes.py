@@ -126,7 +126,7 @@ def test_who_runs_under_a_name_that_is_taken_over_ends_as_fenced(
     first = processes.start("scheduler", "--instance", "same")
     first.wait_for("shard taken over")
     processes.start("scheduler", "--instance", "same").wait_for("shard taken over")
-    assert first.process.wait(DEADLINE_S) == 3, first.notes()
+    assert first.process.wait(DEADLINE_S) == 3, first.text()
     assert first.noted("fenced")
 
 

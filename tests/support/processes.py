@@ -40,8 +40,12 @@ class FairlaneProcess:
 
     def notes(self) -> list[dict[str, Any]]:
         """What it noted so far; lines that are no notes are left out."""
-        lines = self._notes.read_text().splitlines()
+        lines = self.text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def text(self) -> str:
+        """All that it wrote, for messages."""
+        return self._notes.read_text()
 
     def noted(self, event: str) -> dict[str, Any] | None:
         """First note of an event; None when there is none yet."""
@@ -51,7 +55,7 @@ class FairlaneProcess:
         """Wait for a note, but no longer than the process lives."""
 
         def is_there() -> bool:
-            assert self.process.poll() is None, f"{self.name} ended: {self._notes.read_text()}"
+            assert self.process.poll() is None, f"{self.name} ended: {self.text()}"
             return self.noted(event) is not None
 
         until(is_there, f"{self.name} notes {event!r}")

@@ -67,6 +67,19 @@ def test_the_loop_turns_until_stopped_and_closes(stop: threading.Event) -> None:
     assert service.is_closed
 
 
+def test_what_closing_raises_does_not_hide_why_it_ended(stop: threading.Event) -> None:
+    def close() -> None:
+        raise OSError("broken pipe")
+
+    service = Service(stop, 1, FencedError("somebody else"))
+    with pytest.raises(FencedError) as raised:
+        run_until_stopped(service.turn, close, stop)
+    assert raised.value.__notes__ == ["closing failed as well: OSError('broken pipe')"]
+    stop.set()
+    with pytest.raises(OSError, match="broken pipe"):
+        run_until_stopped(service.turn, close, stop)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "event"),
     [
