@@ -80,7 +80,8 @@ async def _answered(call: Awaitable[R], timeout_s: float) -> R:
         async with asyncio.timeout(timeout_s):
             return await call
     except (RedisError, OSError, TimeoutError) as error:
-        raise StoreDownError(f"Redis: {error or type(error).__name__}") from error
+        what = str(error) or f"no answer within {timeout_s:g} s"
+        raise StoreDownError(f"Redis: {what}") from error
 
 
 class Gather(Generic[A, R]):
@@ -124,9 +125,15 @@ class Gather(Generic[A, R]):
 class RedisLimits:
     """Charges against the counters in Redis; safe to call concurrently."""
 
-    def __init__(self, client: "Redis", prefix: str, now_override_ms: str = "") -> None:
+    def __init__(
+        self,
+        client: "Redis",
+        prefix: str,
+        now_override_ms: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         """`now_override_ms` stands in for Redis's clock in tests; leave it empty in service."""
-        self._prefix = prefix
+        self._prefix, self._timeout_s = prefix, timeout_s
         self.now_override_ms = now_override_ms
         source = files("adapters").joinpath("lua/limiter.lua").read_text(encoding="utf-8")
         # The registered script loads itself again when the server has forgotten it.
@@ -144,7 +151,7 @@ class RedisLimits:
             tag = f"{self._prefix}:{{{charge.tenant}}}"
             keys += [f"{tag}:limit:{charge.endpoint}", f"{tag}:charge:{charge.id}"]
             arguments += [charge.cost, charge.limit]
-        answers = await _answered(self._script(keys=keys, args=arguments), TIMEOUT_S)
+        answers = await _answered(self._script(keys=keys, args=arguments), self._timeout_s)
         return [
             _verdict(charge.limit, *answer) for charge, answer in zip(charges, answers, strict=True)
         ]
@@ -157,9 +164,9 @@ def _verdict(limit: int, admission: int, used: int, retry_ms: int) -> Verdict:
 class RedisIndex:
     """What became of each request, by tenant and id; safe to call concurrently."""
 
-    def __init__(self, client: "Redis", prefix: str) -> None:
+    def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
-        self._client, self._prefix = client, prefix
+        self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
 
@@ -175,7 +182,7 @@ class RedisIndex:
         for name, acceptance in items:
             pipe.hsetnx(self._key(name), "accepted", _text(acceptance))
             pipe.pexpire(self._key(name), INDEX_TTL_MS)
-        await _answered(pipe.execute(), TIMEOUT_S)
+        await _answered(pipe.execute(), self._timeout_s)
         return [None] * len(items)
 
     async def finish(self, endings: Sequence[Ending]) -> None:
@@ -205,13 +212,13 @@ class RedisIndex:
         pipe = self._client.pipeline(transaction=False)
         for name in names:
             pipe.hmget(self._key(name), ["accepted", "ended", "body"])
-        answers: list[Any] = await _answered(pipe.execute(), TIMEOUT_S)
+        answers: list[Any] = await _answered(pipe.execute(), self._timeout_s)
         return [_entry(*answer) for answer in answers]
 
     async def is_up(self) -> bool:
         """Tell whether Redis answers in time."""
         try:
-            await _answered(self._client.ping(), TIMEOUT_S)
+            await _answered(self._client.ping(), self._timeout_s)
         except StoreDownError:
             return False
         return True

@@ -29,7 +29,7 @@ def test_concurrent_charges_of_two_front_doors_never_exceed_the_limit(redis_url:
     async def scenario() -> None:
         prefix = f"t{token_hex(4)}"
         clients = [connect(redis_url) for _ in range(2)]
-        doors = [RedisLimits(client, prefix) for client in clients]
+        doors = [RedisLimits(client, prefix, timeout_s=10.0) for client in clients]
         verdicts = await asyncio.gather(
             *(doors[n % 2].charge(charge) for n, charge in enumerate(charges(500, 120)))
         )
@@ -47,7 +47,7 @@ def test_concurrent_charges_of_two_front_doors_never_exceed_the_limit(redis_url:
 def test_a_server_that_forgot_the_script_is_taught_it_again(redis_url: str) -> None:
     async def scenario() -> None:
         client = connect(redis_url)
-        limits = RedisLimits(client, f"t{token_hex(4)}")
+        limits = RedisLimits(client, f"t{token_hex(4)}", timeout_s=10.0)
         assert (await limits.charge(Charge("a", "e", "1", 1, 5))).used == 1
         await client.script_flush()
         assert (await limits.charge(Charge("a", "e", "2", 1, 5))).used == 2
@@ -59,7 +59,8 @@ def test_a_server_that_forgot_the_script_is_taught_it_again(redis_url: str) -> N
 def test_every_key_is_tagged_with_its_tenant_and_expires(redis_url: str) -> None:
     async def scenario() -> None:
         client, prefix = connect(redis_url), f"t{token_hex(4)}"
-        limits, index = RedisLimits(client, prefix), RedisIndex(client, prefix)
+        limits = RedisLimits(client, prefix, timeout_s=10.0)
+        index = RedisIndex(client, prefix, 10.0)
         for tenant in ("acme", "bolt"):
             for charge in charges(3, 2, tenant):
                 await limits.charge(charge)
@@ -79,7 +80,7 @@ def test_every_key_is_tagged_with_its_tenant_and_expires(redis_url: str) -> None
 def test_index_halves_never_overwrite_each_other_in_either_order(redis_url: str) -> None:
     async def scenario() -> None:
         client = connect(redis_url)
-        index = RedisIndex(client, f"t{token_hex(4)}")
+        index = RedisIndex(client, f"t{token_hex(4)}", 10.0)
         late, early = RequestName("acme", "req_late"), RequestName("acme", "req_early")
         other = Acceptance("chat", "gold", "requests.gold", 0, 99, 2)
         await index.accept(late, PLACE)

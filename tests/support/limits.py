@@ -43,7 +43,7 @@ def with_script(scenario: Callable[[Counter], Awaitable[T]], url: str = EMBEDDED
 
     async def run() -> T:
         redis = connect(url)
-        limits = RedisLimits(redis, "test")
+        limits = RedisLimits(redis, "test", timeout_s=10.0)
 
         async def charge(charge: Charge, now_ms: int) -> Verdict:
             limits.now_override_ms = str(now_ms)

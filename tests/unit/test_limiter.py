@@ -183,7 +183,7 @@ def test_a_refusal_changes_nothing_in_redis() -> None:
 def test_concurrent_charges_are_gathered_and_never_exceed_the_limit() -> None:
     async def scenario() -> None:
         redis = connect(EMBEDDED)
-        limits = RedisLimits(redis, "test", str(START_MS))
+        limits = RedisLimits(redis, "test", str(START_MS), timeout_s=10.0)
         sizes: list[int] = []
         plain = limits._gather._run
 
@@ -304,7 +304,7 @@ class Switched(RedisIndex):
 
 def test_without_redis_requests_are_taken_and_indexed_when_it_is_back() -> None:
     async def scenario() -> None:
-        switched = Switched(connect(EMBEDDED), "fairlane")
+        switched = Switched(connect(EMBEDDED), "fairlane", 10.0)
         async with door(MemoryLog(Clock()), limits=switched, index=switched) as opened:
             answers = [await opened.post(endpoint="heavy") for _ in range(3)]
             assert [answer.status_code for answer in answers] == [202, 202, 429]
