@@ -1,7 +1,8 @@
 """Producers on Kafka: plain with a thread that drives it, and transactional.
 
 The end of a transaction: `commit` flushes first. A record that did not arrive means that no
-commit was asked for: the transaction is aborted, certainly. Once the commit is asked for,
+commit was asked for: the transaction is aborted, certainly (and the client may abort the next one
+too, before it numbers records afresh: the same is sent again). Once the commit is asked for,
 only a success and a fence are certain; after anything else the client is thrown away and the
 caller, in doubt, initialises again. The client knows nothing of KIP-890, so no client goes on
 after a doubt: a late end of one transaction could end the next one.
@@ -55,9 +56,8 @@ END_S = TRANSACTION_TIMEOUT_MS / 1000
 #: sooner done, and ends it as well.
 CERTAIN_ABORT_S = 1.0
 #: While brokers end a predecessor's transaction they turn `init` down, and the client asks again
-#: after half a second, whatever its settings. A new client asks at once: so the first wait is
-#: short; each one is twice as long as the last, for brokers that are slow.
-FIRST_INIT_S = 0.15
+#: after half a second, whatever its settings. A new client asks at once, so waits are short.
+INIT_S = 0.15
 #: How long `close` waits for records on their way.
 CLOSE_S = 2.0
 
@@ -177,18 +177,17 @@ class KafkaTransactional:
             UnavailableError: the coordinator doesn't answer.
         """
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
-        wait_s = FIRST_INIT_S
+        client = self._renew()
         while True:
-            self.close()
-            self._client = client = Producer(self._settings.transactional(self._id))
             try:
-                client.init_transactions(wait_s)
+                client.init_transactions(INIT_S)
             except KafkaException as raised:
                 error = error_of(raised)
                 if not error.retriable() or time.monotonic() > deadline:
                     self.close()
                     raise meaning(error, f"{self._place}: init") from raised
-                wait_s = min(2 * wait_s, max(FIRST_INIT_S, deadline - time.monotonic()))
+                if error.code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                    client = self._renew()
             else:
                 return
 
@@ -230,9 +229,8 @@ class KafkaTransactional:
             error = error_of(raised)
             if error.code() not in {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}:  # noqa: SLF001
                 raise meaning(error, f"{place}: send") from raised
-            client.poll(0)
-            failure = meaning(error, f"{place}: send")
-            self._failure = self._failure or failure
+            failure = UnavailableError(f"{place}: send: {error.str()}: the transaction has failed")
+            self._keep(failure)
             if on_delivery is not None:
                 on_delivery(None, failure)
 
@@ -296,6 +294,11 @@ class KafkaTransactional:
         if client is not None:
             _discard(client)
 
+    def _renew(self) -> Producer:
+        self.close()
+        self._client = client = Producer(self._settings.transactional(self._id))
+        return client
+
     def _open_client(self) -> Producer:
         if self._client is None or not self._is_open:
             raise LogError(f"{self._place}: no transaction is open; begin one")
@@ -304,15 +307,24 @@ class KafkaTransactional:
     def _reporter(
         self, on_delivery: OnDelivery | None
     ) -> Callable[[KafkaError | None, Message], None]:
-        """Delivery report of a transaction's record: the first failure ends the transaction."""
+        """Delivery report of a transaction's record: one failure ends the transaction."""
 
         def report(error: KafkaError | None, message: Message) -> None:
             failure = _delivery_failure(error, message)
-            self._failure = self._failure or failure
+            if failure is not None:
+                self._keep(failure)
             if on_delivery is not None:
                 on_delivery(None if failure else message.offset(), failure)
 
         return report
+
+    def _keep(self, failure: LogError) -> None:
+        """Keep the cause: siblings of a refused record are dropped too, and may report first."""
+        passing = (InDoubtError, UnavailableError)
+        if self._failure is None or (
+            isinstance(self._failure, passing) and not isinstance(failure, passing)
+        ):
+            self._failure = failure
 
     def _abort(self, wait_s: float) -> None:
         client = self._open_client()

@@ -169,7 +169,10 @@ class TransactionalProducer(Protocol):
     """One transactional id: whoever called `init` last owns it, every other is fenced."""
 
     def init(self) -> None:
-        """Take the id over; the predecessor's open transaction is ended when this returns."""
+        """Take the id over; the predecessor's open transaction is ended when this returns.
+
+        May be called again: after InDoubtError, and after FencedError with a new assignment.
+        """
 
     def begin(self) -> None:
         """Open a transaction."""
@@ -187,10 +190,16 @@ class TransactionalProducer(Protocol):
         """Add a record to the open transaction. Raises TooLargeError for this record alone."""
 
     def send_offsets(self, group: str, commits: Mapping[Partition, Commit]) -> None:
-        """Commit positions of a group without members, with the transaction or not at all."""
+        """Commit positions of a group without members, with the transaction or not at all.
+
+        Raises TooLargeError for metadata (the transaction goes on), else like `commit`.
+        """
 
     def commit(self) -> None:
-        """End the transaction. Raises FencedError, AbortedError or InDoubtError."""
+        """End the transaction. Raises FencedError, AbortedError or InDoubtError.
+
+        Any other LogError: nothing was committed, and the same would be refused again.
+        """
 
     def abort(self) -> None:
         """Abort the open transaction; its records stay invisible. Raises like `commit`."""

@@ -1,5 +1,7 @@
 """What the in-process log adds for simulations: faults at commit, time that is handed in."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from adapters.memory import CommitFault, MemoryLog
@@ -147,3 +149,26 @@ def test_a_group_shares_out_one_topic(log: MemoryLog) -> None:
     log.membership("g", "t")
     with pytest.raises(LogError, match="g shares out topic t"):
         log.membership("g", "u")
+
+
+def test_threads_may_share_a_log(log: MemoryLog) -> None:
+    def work(name: str) -> None:
+        holder, producer = log.transactional(name), log.producer()
+        holder.init()
+        for number in range(300):
+            holder.begin()
+            holder.send("t", 0, f"{name} {number}".encode())
+            producer.send("t", 0, f"{name} plain {number}".encode())
+            holder.commit()
+
+    names = ["a", "b", "c", "d"]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(work, names))
+    reader = log.reader()
+    reader.assign({("t", 0): 0})
+    values = [record.value for record in reader.poll(10_000, 0)]
+    assert len(values) == len(set(values)) == 2 * 300 * len(names)
+    assert reader.reached(("t", 0), 3 * 300 * len(names))
+    for name in names:
+        own = [value for value in values if value.startswith(f"{name} plain".encode())]
+        assert own == [f"{name} plain {number}".encode() for number in range(300)]

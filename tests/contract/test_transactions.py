@@ -8,6 +8,7 @@ from schemas.log import (
     Commit,
     LogError,
     TooLargeError,
+    TransactionalProducer,
     UnavailableError,
 )
 from tests.contract.harness import Harness, drain, until
@@ -206,3 +207,24 @@ def test_calls_out_of_turn_say_what_is_missing(harness: Harness) -> None:
     fresh.commit()
     fresh.close()
     assert harness.values((topic, 0)) == [b"x"]
+
+
+def test_a_record_for_an_unknown_partition_fails_its_transaction_for_good(
+    harness: Harness,
+) -> None:
+    topic = harness.topic()
+    holder = harness.transactional(harness.fresh("id"))
+    holder.begin()
+    holder.send(topic, 0, b"sibling")
+    with pytest.raises(LogError, match=rf"{topic}\[7\]") as caught:
+        _send_and_commit(holder, topic, 7)
+    assert type(caught.value) is LogError, "an abort would invite to send the same again"
+    holder.init()
+    holder.begin()
+    _send_and_commit(holder, topic, 0)
+    assert harness.values((topic, 0)) == [b"last"]
+
+
+def _send_and_commit(holder: TransactionalProducer, topic: str, partition: int) -> None:
+    holder.send(topic, partition, b"last")
+    holder.commit()
