@@ -6,17 +6,21 @@ end each tenant's waits side by side. Everything runs in this process, in virtua
 """
 
 import os
+import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from msgspec import Struct
 from rich.console import Console
 
+from fairlane.demo_deployment import deployed, machine
 from fairlane.demo_plain import JsonShow, PlainShow
 from fairlane.demo_play import Frame, Pace, play
+from fairlane.demo_real import hastened, play_real
 from fairlane.demo_report import Report
 from fairlane.demo_scene import BURST_DEFAULT, Scene, one_queue, recorded, story, tiers_only
 from fairlane.demo_screen import TerminalShow
@@ -27,6 +31,10 @@ from simulation.traces import TraceError
 EXIT_INTERRUPTED = 130
 #: How long somebody watches, seconds, when nothing else is asked for.
 SHOW_S = 25
+#: A burst that a laptop can send and take in within seconds ...
+BURST_REAL = 1_000
+#: ... and engines so much slower than the embedded ones, that it waits for them.
+SPEED_REAL = 0.25
 #: Seconds played in one of watching: beyond this nobody sees anything.
 SPEED_MAX = 10_000.0
 #: A world holds every request in memory, about 2 kB each.
@@ -57,11 +65,24 @@ def command(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Play a recorded trace (CSV) instead.")
     ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Through HTTP and a real Kafka, in real time.")
+    ] = False,
+    with_controls: Annotated[
+        bool, typer.Option("--controls", help="With --real: run the two controls as well.")
+    ] = False,
 ) -> None:
     """Show a burst of 10,000 beside a tenant that sends five, and what each waits."""
-    raise typer.Exit(
-        run(Options(seed=seed, burst=burst, speed=speed, as_json=as_json, trace=trace))
+    options = Options(
+        seed=seed,
+        burst=burst,
+        speed=speed,
+        as_json=as_json,
+        trace=trace,
+        real=real,
+        controls=with_controls,
     )
+    raise typer.Exit(run(options))
 
 
 class Show(Protocol):
@@ -93,14 +114,18 @@ def run(options: Options) -> int:
     """Play the demo; returns the exit code, 130 when it was interrupted.
 
     Raises:
-        FairlaneError: the trace is wrong.
+        FairlaneError: the trace is wrong, or with `real` something did not start.
     """
     scene = scene_of(options)
-    speed = options.speed or max(1.0, scene.duration_ms / 1000 / SHOW_S)
+    speed = options.speed or _usual_speed(options, scene)
     is_watched = not options.as_json and is_terminal()
-    show = _show(options, speed, is_watched)
+    show = _show(options, 1.0 if options.real else speed, is_watched)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does
     try:
-        _play_all(options, scene, show, Pace(speed) if is_watched else None)
+        if options.real:
+            _play_real(options, hastened(scene, speed), show)
+        else:
+            _play_embedded(options, scene, show, Pace(speed) if is_watched else None)
     except KeyboardInterrupt:
         show.stopped()
         return EXIT_INTERRUPTED
@@ -109,10 +134,16 @@ def run(options: Options) -> int:
     return 0
 
 
+def _usual_speed(options: Options, scene: Scene) -> float:
+    if options.real:
+        return 1.0 if options.trace else SPEED_REAL
+    return max(1.0, scene.duration_ms / 1000 / SHOW_S)
+
+
 def scene_of(options: Options) -> Scene:
     """The scene that was asked for. Raises FairlaneError for a trace that is none."""
     if options.trace is None:
-        return story(options.seed, options.burst or BURST_DEFAULT)
+        return story(options.seed, options.burst or (BURST_REAL if options.real else BURST_DEFAULT))
     try:
         return recorded(options.trace)
     except TraceError as error:
@@ -132,16 +163,48 @@ def _show(options: Options, speed: float, is_watched: bool) -> Show:
     return TerminalShow(Console(highlight=False), speed)
 
 
-def _play_all(options: Options, scene: Scene, show: Show, pace: Pace | None) -> None:
+def _play_embedded(options: Options, scene: Scene, show: Show, pace: Pace | None) -> None:
     began = time.monotonic()
     show.begin(scene)
     fairlane = play(scene, show.frame, pace)
     queued, tiered = controls(scene, show)
-    facts = {"seed": options.seed, "mode": "embedded", "requests": len(scene.arrivals)}
-    if scene.heavy:
-        facts["burst"] = len(fairlane.tenants[scene.heavy].arrived_ms)
-    report = Report(scene, fairlane, queued, tiered, time.monotonic() - began, facts)
-    show.report(report)
+    facts = _facts(options, scene, "embedded")
+    show.report(Report(scene, fairlane, queued, tiered, time.monotonic() - began, facts))
+
+
+def _facts(options: Options, scene: Scene, mode: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {"mode": mode, "requests": len(scene.arrivals)}
+    if options.trace is None:
+        facts["seed"] = options.seed
+        facts["burst"] = sum(arrival.tenant == scene.heavy for arrival in scene.arrivals)
+    return facts
+
+
+def _play_real(options: Options, scene: Scene, show: Show) -> None:
+    """The scene on real processes; its controls too when asked for."""
+    began = time.monotonic()
+    with ExitStack() as ends:
+        settings = ends.enter_context(machine(show.say))
+        outcomes = []
+        for played in [scene, one_queue(scene), tiers_only(scene)][: 3 if options.controls else 1]:
+            with deployed(played, settings, show.say) as deployment:
+                show.begin(played)
+                outcomes.append(play_real(played, deployment, show.frame))
+                show.close()
+        # From here on everything ends, whoever presses what.
+        ends.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
+    first = outcomes[0]
+    queued, tiered = (o.tally for o in outcomes[1:]) if options.controls else (None, None)
+    facts = _facts(options, scene, "real")
+    for name in ("lost", "doubled"):
+        facts[name] = sum(getattr(outcome, name) for outcome in outcomes)
+    facts["refused"] = sum(len(outcome.refused) for outcome in outcomes)
+    show.report(Report(scene, first.tally, queued, tiered, time.monotonic() - began, facts))
+    show.say(
+        f"through HTTP and Kafka: {len(scene.arrivals):,} sent, {first.tally.ended_count:,} ended, "
+        f"{facts['refused']} refused, {facts['lost']} lost, {facts['doubled']} doubled"
+        + ("" if options.controls else "; the controls were not run (--controls)")
+    )
 
 
 def controls(scene: Scene, show: Show) -> tuple[Tally, Tally]:

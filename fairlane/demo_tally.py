@@ -52,8 +52,8 @@ class TenantTally:
 
     @property
     def waiting(self) -> int:
-        """Requests without a result."""
-        return len(self.arrived_ms) - self.ended
+        """Requests without a result; a result may be seen before its request's acceptance."""
+        return max(0, len(self.arrived_ms) - self.ended)
 
     def longest_wait_ms(self, now_ms: int, service_ms: int) -> int:
         """Longest wait so far, of the served and of those who still wait.
@@ -85,6 +85,13 @@ class Tally:
         """A request came."""
         self.tenants[tenant].arrived_ms.append(at_ms)
         self.asked_count += 1
+
+    def refused(self, tenant: str, at_ms: int) -> None:
+        """A request came and was not let in: nothing of it waits."""
+        self.asked(tenant, at_ms)
+        self.tenants[tenant].failed += 1
+        self.tenants[tenant].ended += 1
+        self.ended_count += 1
 
     def ended(self, result: Result, start_ms: int) -> None:
         """A request has its result; `start_ms` is when the run began, on the result's clock."""
