@@ -7,6 +7,7 @@ the way out, never a guess.
 """
 
 from bisect import bisect_left
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,7 +19,7 @@ from scheduler.core.state import State
 from scheduler.inputs import Body, read_request
 from scheduler.ports import Notes
 from schemas.codec import DecodeError, chain, decode_header, decode_value
-from schemas.log import Bounds, Log, Partition, Reader, Record
+from schemas.log import Bounds, Log, Partition, Record
 from schemas.records import (
     Arrived,
     Chain,
@@ -75,16 +76,12 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
         RecoveryError: the log lacks or contradicts what is needed.
         UnavailableError: the log does not answer.
     """
-    reader = log.reader()
-    try:
-        story = _read_decisions(reader, (topics.decisions, shard))
-        state, live = _start(story, shard)
-        _check_topics(log, state, story)
-        notes.info("recovery: decisions read", decisions=len(story.decisions), seq=state.seq)
-        arrivals, bodies = _read_requests(reader, state, live, story)
-        notes.info("recovery: requests read", requests=sum(map(len, arrivals.values())))
-    finally:
-        reader.close()
+    story = _read_decisions(log, (topics.decisions, shard))
+    state, live = _start(story, shard)
+    _check_topics(log, state, story)
+    notes.info("recovery: decisions read", decisions=len(story.decisions), seq=state.seq)
+    arrivals, bodies = _read_requests(log, state, live, story)
+    notes.info("recovery: requests read", requests=sum(map(len, arrivals.values())))
     _refill(state, live, arrivals)
     for record, decision in story.decisions:
         _apply_again(state, record, decision, arrivals)
@@ -106,9 +103,9 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
 # --- decisions
 
 
-def _read_decisions(reader: Reader, partition: Partition) -> _Story:
-    bounds = reader.bounds(partition)
-    snapshot = _find_snapshot(reader, partition, bounds)
+def _read_decisions(log: Log, partition: Partition) -> _Story:
+    bounds = _bounds(log, partition)
+    snapshot = _find_snapshot(log, partition, bounds)
     if snapshot < 0 and bounds.low > 0:
         raise RecoveryError(
             f"{partition[0]}[{partition[1]}] begins at offset {bounds.low} and holds no snapshot: "
@@ -118,7 +115,7 @@ def _read_decisions(reader: Reader, partition: Partition) -> _Story:
     story = _Story(snapshot_offset=snapshot)
     chunks: list[bytes] = []
     start = snapshot if snapshot >= 0 else bounds.low
-    for record in _read_range(reader, partition, start, bounds.end):
+    for record in _read_range(log, partition, start, bounds.end):
         decided = _verified(story, record, is_first=record.offset == snapshot)
         if isinstance(decided, Decision):
             story.decisions.append((record, decided))
@@ -150,14 +147,14 @@ def _verified(story: _Story, record: Record, *, is_first: bool) -> Decision | Sn
     return decided
 
 
-def _find_snapshot(reader: Reader, partition: Partition, bounds: Bounds) -> int:
+def _find_snapshot(log: Log, partition: Partition, bounds: Bounds) -> int:
     """Offset of the latest snapshot's first chunk, -1 when there is none."""
     back = TAIL_RECORDS
     while True:
         start = max(bounds.low, bounds.end - back)
         found = -1
         seen = False
-        for record in _read_range(reader, partition, start, bounds.end):
+        for record in _read_range(log, partition, start, bounds.end):
             try:
                 seal: Chain = decode_header(record, Chain)
                 decided: Decision | SnapshotChunk = decode_value(record, DecisionRecord)
@@ -173,14 +170,24 @@ def _find_snapshot(reader: Reader, partition: Partition, bounds: Bounds) -> int:
         back *= 16
 
 
-def _read_range(reader: Reader, partition: Partition, start: int, end: int) -> list[Record]:
-    """Every record of [start, end); transaction markers leave gaps."""
+def _bounds(log: Log, partition: Partition) -> Bounds:
+    with closing(log.reader()) as reader:
+        return reader.bounds(partition)
+
+
+def _read_range(log: Log, partition: Partition, start: int, end: int) -> list[Record]:
+    """Every record of [start, end); transaction markers leave gaps.
+
+    With a reader of its own: one that is assigned anew waits half a second for the answer
+    that a broker holds back at the end of what was read before.
+    """
     records: list[Record] = []
     if start >= end:
         return records
-    reader.assign({partition: start})
-    while not reader.reached(partition, end):
-        records += reader.poll(POLL_RECORDS, 0.1)
+    with closing(log.reader()) as reader:
+        reader.assign({partition: start})
+        while not reader.reached(partition, end):
+            records += reader.poll(POLL_RECORDS, 0.1)
     return [record for record in records if record.offset < end]
 
 
@@ -214,7 +221,7 @@ def _check_topics(log: Log, state: State, story: _Story) -> None:
 
 
 def _read_requests(
-    reader: Reader, state: State, live: list[BitMap64], story: _Story
+    log: Log, state: State, live: list[BitMap64], story: _Story
 ) -> tuple[dict[Partition, list[Arrival]], dict[tuple[Partition, int], Body]]:
     """Requests that are needed: live ones of the snapshot, and those taken in since."""
     spans: dict[Partition, tuple[int, int]] = {}
@@ -230,7 +237,7 @@ def _read_requests(
     arrivals: dict[Partition, list[Arrival]] = {}
     bodies: dict[tuple[Partition, int], Body] = {}
     for partition, (start, stop) in spans.items():
-        bounds = reader.bounds(partition)
+        bounds = _bounds(log, partition)
         if start < bounds.low or stop > bounds.end:
             raise RecoveryError(
                 f"{partition[0]}[{partition[1]}]: offsets {start}..{stop} are needed, the log "
@@ -238,7 +245,7 @@ def _read_requests(
                 "the topic, or start a new deployment under another FAIRLANE_PREFIX."
             )
         found = arrivals[partition] = []
-        for record in _read_range(reader, partition, start, stop):
+        for record in _read_range(log, partition, start, stop):
             arrival, body = read_request(record)
             found.append(arrival)
             bodies[partition, record.offset] = body
