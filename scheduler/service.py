@@ -8,7 +8,7 @@ from scheduler.core.apply import StateMismatchError
 from scheduler.ports import Clock, Meter, Notes
 from scheduler.recovery import RecoveryError
 from scheduler.shard import Shard
-from schemas.log import FencedError, Log, LogError, Membership
+from schemas.log import FencedError, Log, LogError, Membership, UnavailableError
 from schemas.topics import Topics
 
 #: A mismatch right after a recovery at the same decision is corruption, not a lost race.
@@ -48,7 +48,7 @@ class Scheduler:
         self._membership: Membership | None = None
         self.shards: dict[int, Shard] = {}
         self._mismatches: dict[int, tuple[int, int]] = {}
-        self._waits_for_policy = False
+        self._waits_for = ""  #: what start-up waits for, noted once
 
     def turn(self) -> bool:
         """One pass over the owned shards; returns whether anything was decided.
@@ -78,16 +78,23 @@ class Scheduler:
 
     def _join(self) -> Membership | None:
         if self._membership is None:
-            if self._log.partitions(self._topics.decisions) == 0:
-                if not self._waits_for_policy:
-                    self._notes.warning(
-                        "no policy is published yet: run 'fairlane policy apply FILE'"
-                    )
-                    self._waits_for_policy = True
+            try:
+                is_there = self._log.partitions(self._topics.decisions) > 0
+            except UnavailableError as error:
+                self._note_once(f"the log does not answer: {error}")
                 return None
+            if not is_there:
+                self._note_once("no policy is published yet: run 'fairlane policy apply FILE'")
+                return None
+            self._waits_for = ""
             group = f"{self._topics.prefix}.schedulers"
             self._membership = self._log.membership(group, self._topics.decisions, self._instance)
         return self._membership
+
+    def _note_once(self, what: str) -> None:
+        if what != self._waits_for:
+            self._notes.warning(what)
+            self._waits_for = what
 
     def _own(self, number: int) -> None:
         self._drop(number)

@@ -24,6 +24,7 @@ from schemas.log import (
     Partition,
     PositionLostError,
     TransactionalProducer,
+    UnavailableError,
 )
 from schemas.records import VERSION, Chain, SnapshotChunk
 from schemas.topics import Topics
@@ -265,8 +266,13 @@ class Shard:
             part.partition: Commit(self.state.frontier(part), "") for part in self.state.parts
         }
         changed = {p: c for p, c in commits.items() if self._frontiers.get(p) != c}
-        if changed:
+        if not changed:
+            return
+        try:
             self._reader.commit(self._frontier_group, changed)
+        except UnavailableError as error:  # for other tools only: tried again in a while
+            self._notes.warning("frontiers not committed", shard=self.shard, error=str(error))
+        else:
             self._frontiers = commits
 
     def _measure(self, cycle: Cycle) -> None:
