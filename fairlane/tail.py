@@ -4,12 +4,12 @@ A record that can't be decoded is shown with the reason and its first bytes; wha
 is shown too. Reads what is committed, commits nothing, joins no group.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import orjson
 
 from fairlane.errors import FairlaneError
 from schemas.codec import HEADER, DecodeError, describe, passed_through
@@ -112,7 +112,7 @@ _BODILESS = frozenset({"decision", "snapshot", "batch_cancel"})
 
 def as_json(record: Record, topics: Topics) -> str:
     """One line of JSON."""
-    return json.dumps(as_dict(record, topics), ensure_ascii=False)
+    return orjson.dumps(as_dict(record, topics)).decode()
 
 
 def as_text(record: Record, topics: Topics) -> str:
@@ -156,8 +156,8 @@ def _plain(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        return value if value and " " not in value else json.dumps(value, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return value if value and " " not in value else orjson.dumps(value).decode()
+    return orjson.dumps(value).decode()
 
 
 def _bytes(value: bytes, most: int = TEXT_SHOWN) -> str:
