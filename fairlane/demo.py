@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -152,7 +151,8 @@ def scene_of(options: Options) -> Scene:
 
 def is_terminal() -> bool:
     """Whether a person watches on a terminal that can draw."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
+    can_draw = sys.stdout.encoding.lower().startswith("utf")
+    return can_draw and sys.stdout.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
 
 
 def _show(options: Options, speed: float, is_watched: bool) -> Show:
@@ -183,16 +183,13 @@ def _facts(options: Options, scene: Scene, mode: str) -> dict[str, Any]:
 def _play_real(options: Options, scene: Scene, show: Show) -> None:
     """The scene on real processes; its controls too when asked for."""
     began = time.monotonic()
-    with ExitStack() as ends:
-        settings = ends.enter_context(machine(show.say))
-        outcomes = []
+    outcomes = []
+    with machine(show.say) as settings:
         for played in [scene, one_queue(scene), tiers_only(scene)][: 3 if options.controls else 1]:
             with deployed(played, settings, show.say) as deployment:
                 show.begin(played)
                 outcomes.append(play_real(played, deployment, show.frame))
                 show.close()
-        # From here on everything ends, whoever presses what.
-        ends.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
     first = outcomes[0]
     queued, tiered = (o.tally for o in outcomes[1:]) if options.controls else (None, None)
     facts = _facts(options, scene, "real")

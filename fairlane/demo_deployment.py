@@ -42,6 +42,7 @@ STOP_S_MAX = 15.0
 _POLL_S = 0.1
 _LOG_TAIL_CHARS = 2_000
 _HTTP_OK = 200
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Deployment(NamedTuple):
@@ -55,6 +56,17 @@ class Deployment(NamedTuple):
     log: Log
     topics: Topics
     check: Callable[[], None]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Deaf to another Ctrl-C: what was started is ended first. For the main thread."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -77,7 +89,8 @@ def machine(say: Callable[[str], None]) -> Iterator[Settings]:
             addresses = stack.up()
             yield Settings(kafka=addresses.kafka, redis=addresses.redis_url, replication=1)
         finally:
-            stack.down()
+            with undisturbed():
+                stack.down()
 
 
 @contextmanager
@@ -174,6 +187,10 @@ class _Processes:
 
     def stop(self) -> None:
         """SIGTERM to all at once, SIGKILL to who does not go."""
+        with undisturbed():
+            self._stop()
+
+    def _stop(self) -> None:
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_S_MAX

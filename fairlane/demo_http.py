@@ -73,6 +73,10 @@ class Sender:
         """Whether every request was answered."""
         return not self._thread.is_alive()
 
+    def wait(self) -> None:
+        """Return when every request was answered."""
+        self._thread.join()
+
     def stop(self) -> None:
         """Send nothing more; returns when the thread has ended."""
         self._stop.set()
