@@ -41,17 +41,20 @@ def document(report: Report) -> dict[str, Any]:
         "tenants": [_tenant(report, name) for name in report.fairlane.tenants],
         "duration_s": round(report.duration_s, 3),
         "batch_ms": report.fairlane.batch_ms(),
-        "batch_fill": {name: round(_fill(report, tally), 4) for name, tally in report.runs.items()},
+        "batch_fill": {_key(n): round(_fill(report, run), 4) for n, run in report.runs.items()},
         **report.facts,
     }
     if scene.light:
         found["heavy_tenant"] = scene.heavy
         found["light_tenant"] = scene.light
         found["light_slowest_ms"] = {
-            name.lower().replace(" ", "_"): report.slowest_ms(tally)
-            for name, tally in report.runs.items()
+            _key(name): report.slowest_ms(tally) for name, tally in report.runs.items()
         }
     return found
+
+
+def _key(run: str) -> str:
+    return run.lower().replace(" ", "_")
 
 
 def _tenant(report: Report, name: str) -> dict[str, Any]:
