@@ -13,6 +13,9 @@ from schemas.topics import Topics
 
 #: A mismatch right after a recovery at the same decision is corruption, not a lost race.
 MISMATCHES_MAX = 2
+#: Who is fenced hears from the group whose the shard is, within a few heartbeats. Joining again
+#: before that, under a name that another process has by now, would evict the owner.
+FENCED_MS = 5_000
 
 
 class Scheduler:
@@ -48,6 +51,7 @@ class Scheduler:
         self._membership: Membership | None = None
         self.shards: dict[int, Shard] = {}
         self._mismatches: dict[int, tuple[int, int]] = {}
+        self._fenced: dict[int, int] = {}  #: shards lost to a fence, and when
         self._waits_for = ""  #: what start-up waits for, noted once
 
     def turn(self) -> bool:
@@ -70,10 +74,12 @@ class Scheduler:
                 self._drop(lost)
             for gained in change.gained:
                 self._own(gained)
+        now_ms = self._clock.now_ms()
+        if any(now_ms - since_ms >= FENCED_MS for since_ms in self._fenced.values()):
+            self._rejoin()  # no word came: whoever fenced us does not hold the shard
         busy = False
         for number in list(self.shards):
-            if number in self.shards:  # fenced on one shard, the process gives all up
-                busy |= self._turn(number, wait_s / len(self.shards))
+            busy |= self._turn(number, wait_s / len(self.shards))
         return busy
 
     def _join(self) -> Membership | None:
@@ -118,7 +124,8 @@ class Scheduler:
             self._notes.warning(
                 "fenced: another process owns the shard", shard=number, error=str(error)
             )
-            self._rejoin()
+            self._drop(number)
+            self._fenced[number] = self._clock.now_ms()
         except StateMismatchError as error:
             self._count_mismatch(number, error)
             self._notes.warning("mismatch: rebuilding the shard", shard=number, error=str(error))
@@ -148,13 +155,14 @@ class Scheduler:
 
     def _rejoin(self) -> None:
         """Give everything up; what is ours will be assigned again."""
-        for number in list(self.shards):
+        for number in [*self.shards, *self._fenced]:
             self._drop(number)
         if self._membership is not None:
             self._membership.close()
             self._membership = None
 
     def _drop(self, number: int) -> None:
+        self._fenced.pop(number, None)
         shard = self.shards.pop(number, None)
         if shard is not None:
             shard.close()
