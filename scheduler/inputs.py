@@ -55,7 +55,7 @@ class Taken:
 def read_request(record: Record) -> tuple[Arrival, Body]:
     """Decode the metadata of a request; the body stays as it is."""
     extra = passed_through(record.headers)
-    size = len(record.value) + sum(len(name) + len(value) for name, value in extra)
+    size = len(record.value) + sum(len(name) + len(value) for name, value in record.headers)
     try:
         meta: Request | None = decode_header(record, Request)
         arrival = Arrival(record.offset, record.timestamp_ms, size, meta)
@@ -116,11 +116,35 @@ class InputReader:
             for lane in range(len(pool.lanes)):
                 wanted[topics.workers(name), lane] = ""
         shards = policy.topology.shards
-        for tier in policy.tiers:
+        prefix = self._topics.requests("")
+        tiers = [tier.name for tier in policy.tiers]
+        tiers += [topic[len(prefix) :] for topic in state.topics]  # removed ones: what is there
+        for tier in dict.fromkeys(tiers):
             for number in range(policy.topology.spread):
-                partition = (topics.requests(tier.name), self._shard + shards * number)
-                wanted[partition] = tier.name
+                partition = (self._topics.requests(tier), self._shard + shards * number)
+                wanted[partition] = tier
         return wanted
+
+    def reached_ends(self, state: State) -> Inputs:
+        """Positions moved to the ends that were reached: past transaction markers.
+
+        The last record of a quiet partition is followed by a marker. Once retention has
+        taken both, a position between them would look like a loss.
+        """
+        inputs = Inputs()
+        for partition, tier in self._assigned.items():
+            index = state.part_of.get(partition)
+            known = state.positions.get(partition, -1)
+            if tier:
+                known = -1 if index is None else state.parts[index].position
+            end = self._reader.bounds(partition).end
+            if end <= known or self._deferred or not self._reader.reached(partition, end):
+                continue
+            if not tier:
+                inputs.reads.append((*partition, end))
+            elif known >= 0:
+                inputs.requests.append(RequestRange(*partition, tier, known, end, []))
+        return inputs
 
     def poll(self, state: State, timeout_s: float) -> Taken:
         """Read what is there, at most POLL_MAX records; waits for the first one only.

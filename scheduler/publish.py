@@ -4,15 +4,15 @@ One decision record, one record a batch (bodies copied once, into it), one resul
 request that the scheduler itself ended, and `dead` for what could not be served.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.core.apply import Arrival
 from scheduler.core.cycle import BatchOut, Cycle
 from scheduler.core.state import Live, State
 from scheduler.inputs import Body, Fault
-from schemas.codec import header, join
-from schemas.log import Headers
+from schemas.codec import HEADER, header, join
+from schemas.log import Headers, TooLargeError, check_record
 from schemas.reasons import TABLE, Reason
 from schemas.records import (
     VERSION,
@@ -67,6 +67,25 @@ def decision_of(state: State, cycle: Cycle) -> Decision:
     )
 
 
+def fitted(record: Outgoing) -> Outgoing:
+    """The record, or as much of it as a record may hold: without its body, then bare.
+
+    For results and `dead` only: their metadata names where the original stands.
+    """
+    ours = [h for h in record.headers if h[0] == HEADER]
+    for smaller in (
+        record,
+        record._replace(value=b""),
+        record._replace(value=b"", headers=ours),
+    ):
+        try:
+            check_record(*smaller[:4], smaller.headers)
+        except TooLargeError:
+            continue
+        return smaller
+    return record._replace(value=b"", headers=ours, key=None)
+
+
 class Publisher:
     """Builds the records that follow from a cycle."""
 
@@ -74,7 +93,7 @@ class Publisher:
         self._topics = topics
         self._bodies = bodies
 
-    def records(self, state: State, cycle: Cycle, faults: list[Fault]) -> Iterator[Outgoing]:
+    def records(self, state: State, cycle: Cycle, faults: Sequence[Fault]) -> Iterator[Outgoing]:
         """Everything beside the decision record."""
         for batch in cycle.batches:
             yield self._batch(state, batch)
@@ -93,7 +112,7 @@ class Publisher:
             dead = Dead(
                 VERSION, record.topic, record.partition, record.offset, fault.reason, fault.detail
             )
-            yield Outgoing(self._topics.dead, 0, record.value, None, header(dead))
+            yield fitted(Outgoing(self._topics.dead, 0, record.value, None, header(dead)))
 
     def _batch(self, state: State, batch: BatchOut) -> Outgoing:
         bodies = [self._bodies[live.key] for live in batch.requests]
@@ -148,7 +167,9 @@ class Publisher:
         body = self._bodies.get(index << 44 | arrival.offset) or Body(b"", ())
         if meta is None:
             dead = Dead(VERSION, *place, reason, arrival.detail)
-            yield Outgoing(self._topics.dead, 0, body.value, None, header(dead, body.headers))
+            yield fitted(
+                Outgoing(self._topics.dead, 0, body.value, None, header(dead, body.headers))
+            )
             return
         result = Result(
             v=VERSION,
@@ -169,9 +190,10 @@ class Publisher:
         """The one result of a request, and its original in `dead` when that is called for."""
         partition = bucket(result.tenant, buckets)
         tenant = result.tenant.encode()
-        yield Outgoing(self._topics.results, partition, b"", tenant, header(result, body.headers))
+        yield fitted(
+            Outgoing(self._topics.results, partition, b"", tenant, header(result, body.headers))
+        )
         if result.reason in TO_DEAD:
             dead = Dead(VERSION, *place, result.reason, result.detail, result.id, result.tenant)
-            yield Outgoing(
-                self._topics.dead, partition, body.value, tenant, header(dead, body.headers)
-            )
+            headers = header(dead, body.headers)
+            yield fitted(Outgoing(self._topics.dead, partition, body.value, tenant, headers))

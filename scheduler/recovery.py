@@ -19,7 +19,7 @@ from scheduler.core.state import State
 from scheduler.inputs import Body, read_request
 from scheduler.ports import Notes
 from schemas.codec import DecodeError, chain, decode_header, decode_value
-from schemas.log import Bounds, Log, Partition, Record
+from schemas.log import Bounds, Log, Partition, Record, UnavailableError
 from schemas.records import (
     Arrived,
     Chain,
@@ -34,6 +34,9 @@ from schemas.topics import Topics
 TAIL_RECORDS = 64
 #: Records a poll while recovering.
 POLL_RECORDS = 10_000
+#: How long one poll waits, and how many in a row may stay empty before the log counts as away.
+POLL_S = 0.1
+SILENT_POLLS_MAX = 300
 
 
 class RecoveryError(Exception):
@@ -48,6 +51,8 @@ class Recovered:
     bodies: dict[int, Body]
     digest: bytes = b""  #: of the last record in `decisions`
     snapshot: int = -1  #: offset of the latest snapshot's first chunk
+    snapshot_ms: int = 0  #: when it was written
+    snapshot_bytes: int = 0
     bytes_since: int = 0  #: of decisions since that snapshot
     decisions: int = 0  #: how many were applied again
 
@@ -58,6 +63,7 @@ class _Story:
 
     snapshot: bytes | None = None
     snapshot_offset: int = -1
+    snapshot_ms: int = 0
     decisions: list[tuple[Record, Decision]] = field(default_factory=list)
     digest: bytes = b""
     bytes_since: int = 0
@@ -95,6 +101,8 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
         bodies=kept,
         digest=story.digest,
         snapshot=story.snapshot_offset,
+        snapshot_ms=story.snapshot_ms,
+        snapshot_bytes=len(story.snapshot or b""),
         bytes_since=story.bytes_since,
         decisions=len(story.decisions),
     )
@@ -122,6 +130,7 @@ def _read_decisions(log: Log, partition: Partition) -> _Story:
             story.bytes_since += len(record.value)
         else:
             chunks.append(decided.data)
+            story.snapshot_ms = record.timestamp_ms
             if decided.index == decided.count - 1:
                 story.snapshot = b"".join(chunks)
     if snapshot >= 0 and story.snapshot is None:
@@ -186,8 +195,13 @@ def _read_range(log: Log, partition: Partition, start: int, end: int) -> list[Re
         return records
     with closing(log.reader()) as reader:
         reader.assign({partition: start})
+        silent = 0
         while not reader.reached(partition, end):
-            records += reader.poll(POLL_RECORDS, 0.1)
+            found = reader.poll(POLL_RECORDS, POLL_S)
+            records += found
+            silent = 0 if found else silent + 1
+            if silent == SILENT_POLLS_MAX:
+                raise UnavailableError(f"{partition[0]}[{partition[1]}] does not answer")
     return [record for record in records if record.offset < end]
 
 
@@ -208,11 +222,11 @@ def _check_topics(log: Log, state: State, story: _Story) -> None:
     for _, decision in story.decisions:
         recorded.update((s.topic, s.id) for s in decision.steps if isinstance(s, TopicMet))
     for topic, identity in recorded.items():
-        now = log.topic_id(topic)
+        now = log.topic_id(topic) if log.partitions(topic) else "none"
         if now != identity:
             raise RecoveryError(
-                f"topic {topic} was recreated: decisions were made on {identity}, it is {now} "
-                "now, so requests that were accepted are gone. Restore the topic, or start a "
+                f"topic {topic} was deleted or recreated: decisions were made on {identity}, now "
+                f"it is {now}, so accepted requests are gone. Restore the topic, or start a "
                 "new deployment under another FAIRLANE_PREFIX."
             )
 

@@ -4,15 +4,22 @@ A group on `decisions` decides who owns which shard; the shard's transactional i
 `turn` does one pass; loops, signals and threads belong to the caller.
 """
 
+from contextlib import suppress
+
 from scheduler.core.apply import StateMismatchError
 from scheduler.ports import Clock, Meter, Notes
 from scheduler.recovery import RecoveryError
 from scheduler.shard import Shard
-from schemas.log import FencedError, Log, LogError, Membership, UnavailableError
+from schemas.log import FencedError, Log, LogError, Membership, TooLargeError
 from schemas.topics import Topics
 
 #: A mismatch right after a recovery at the same decision is corruption, not a lost race.
 MISMATCHES_MAX = 2
+#: A group that does not answer is asked again after so long.
+REJOIN_MS = 1_000
+#: Pause before a shard is rebuilt again; doubles with each failure in a row.
+REBUILD_MS = 50
+REBUILD_MS_MAX = 2_000
 #: Who is fenced hears from the group whose the shard is, within a few heartbeats. Joining again
 #: before that, under a name that another process has by now, would evict the owner.
 FENCED_MS = 5_000
@@ -52,50 +59,56 @@ class Scheduler:
         self.shards: dict[int, Shard] = {}
         self._mismatches: dict[int, tuple[int, int]] = {}
         self._fenced: dict[int, int] = {}  #: shards lost to a fence, and when
+        self._failures: dict[int, tuple[int, int]] = {}
+        self._join_at_ms = 0
         self._waits_for = ""  #: what start-up waits for, noted once
 
     def turn(self) -> bool:
         """One pass over the owned shards; returns whether anything was decided.
 
-        Raises RecoveryError or StateMismatchError when no shard can go on: the message says
-        what to do. Everything else is mended here.
+        Raises RecoveryError when no shard can go on (the message says what to do) and
+        FencedError when the instance's name is taken. Everything else is mended here.
         """
-        membership = self._join()
-        if membership is None:
+        if not self._follow_group():
             return False
         wait_s = self._idle_wait_s
-        try:
-            change = membership.poll(0.0 if self.shards else wait_s)
-        except FencedError as error:
-            message = f"another process runs as instance {self._instance!r}: name each its own"
-            raise FencedError(message) from error
-        if change is not None:
-            for lost in change.lost:
-                self._drop(lost)
-            for gained in change.gained:
-                self._own(gained)
-        now_ms = self._clock.now_ms()
-        if any(now_ms - since_ms >= FENCED_MS for since_ms in self._fenced.values()):
-            self._rejoin()  # no word came: whoever fenced us does not hold the shard
         busy = False
         for number in list(self.shards):
             busy |= self._turn(number, wait_s / len(self.shards))
         return busy
 
-    def _join(self) -> Membership | None:
-        if self._membership is None:
-            try:
-                is_there = self._log.partitions(self._topics.decisions) > 0
-            except UnavailableError as error:
-                self._note_once(f"the log does not answer: {error}")
-                return None
-            if not is_there:
-                self._note_once("no policy is published yet: run 'fairlane policy apply FILE'")
-                return None
-            self._waits_for = ""
-            group = f"{self._topics.prefix}.schedulers"
-            self._membership = self._log.membership(group, self._topics.decisions, self._instance)
-        return self._membership
+    def _follow_group(self) -> bool:
+        """Take over and drop shards as the group says; False while there is no group."""
+        if self._clock.now_ms() < self._join_at_ms:
+            return False
+        try:
+            if self._membership is None and not self._join():
+                return False
+            assert self._membership is not None
+            change = self._membership.poll(0.0 if self.shards else self._idle_wait_s)
+        except FencedError as error:
+            message = f"another process runs as instance {self._instance!r}: name each its own"
+            raise FencedError(message) from error
+        except LogError as error:
+            self._note_once(f"the group does not answer, joining anew: {error}")
+            self._rejoin()
+            self._join_at_ms = self._clock.now_ms() + REJOIN_MS
+            return False
+        if change is not None:
+            for lost in change.lost:
+                self._drop(lost)
+            for gained in change.gained:
+                self._own(gained)
+        return True
+
+    def _join(self) -> bool:
+        if self._log.partitions(self._topics.decisions) == 0:
+            self._note_once("no policy is published yet: run 'fairlane policy apply FILE'")
+            return False
+        self._waits_for = ""
+        group = f"{self._topics.prefix}.schedulers"
+        self._membership = self._log.membership(group, self._topics.decisions, self._instance)
+        return True
 
     def _note_once(self, what: str) -> None:
         if what != self._waits_for:
@@ -116,26 +129,30 @@ class Scheduler:
     def _turn(self, number: int, wait_s: float) -> bool:
         """Let one shard go on; mend what can be mended by reading its log again."""
         shard = self.shards[number]
+        failures, not_before_ms = self._failures.get(number, (0, 0))
+        if self._clock.now_ms() < not_before_ms:
+            return False
         try:
-            if shard.ready:
-                return shard.turn(wait_s)
-            shard.take_over()
+            if not shard.ready:
+                shard.take_over()
+                return True
+            is_busy = shard.turn(wait_s)
         except FencedError as error:
-            self._notes.warning(
-                "fenced: another process owns the shard", shard=number, error=str(error)
-            )
-            self._drop(number)
-            self._fenced[number] = self._clock.now_ms()
-        except StateMismatchError as error:
-            self._count_mismatch(number, error)
-            self._notes.warning("mismatch: rebuilding the shard", shard=number, error=str(error))
-        except LogError as error:
-            self._notes.warning(
-                "log in doubt: rebuilding the shard", shard=number, error=str(error)
-            )
-            self._meter.count("scheduler_rebuilds")
+            self._notes.warning("fenced: another process owns it", shard=number, error=str(error))
+            self._rejoin()
         except RecoveryError as error:
             self._halt(number, error)
+        except (StateMismatchError, LogError) as error:
+            if self._is_hopeless(shard, error):
+                self._halt(number, RecoveryError(f"{error} (again after a recovery)"))
+                return True
+            self._notes.warning("rebuilding the shard", shard=number, error=str(error))
+            self._meter.count("scheduler_rebuilds")
+            pause_ms = min(REBUILD_MS << failures, REBUILD_MS_MAX) if failures else 0
+            self._failures[number] = (min(failures + 1, 10), self._clock.now_ms() + pause_ms)
+        else:
+            self._failures.pop(number, None)
+            return is_busy
         return True
 
     def _halt(self, number: int, error: RecoveryError) -> None:
@@ -146,20 +163,23 @@ class Scheduler:
         if not self.shards:
             raise error
 
-    def _count_mismatch(self, number: int, error: StateMismatchError) -> None:
-        seq, count = self._mismatches.get(number, (-1, 0))
-        count = count + 1 if seq == error.seq else 1
-        self._mismatches[number] = (error.seq, count)
-        if count > MISMATCHES_MAX:
-            raise error
+    def _is_hopeless(self, shard: Shard, error: Exception) -> bool:
+        """What fails again after a recovery, at the same decision, is no lost race."""
+        if not isinstance(error, StateMismatchError | TooLargeError):
+            return False
+        seq, count = self._mismatches.get(shard.shard, (-1, 0))
+        count = count + 1 if seq == shard.state.seq else 1
+        self._mismatches[shard.shard] = (shard.state.seq, count)
+        return count > MISMATCHES_MAX
 
     def _rejoin(self) -> None:
         """Give everything up; what is ours will be assigned again."""
         for number in [*self.shards, *self._fenced]:
             self._drop(number)
         if self._membership is not None:
-            self._membership.close()
-            self._membership = None
+            membership, self._membership = self._membership, None
+            with suppress(LogError):  # a group that is away can't be left either
+                membership.close()
 
     def _drop(self, number: int) -> None:
         self._fenced.pop(number, None)

@@ -5,7 +5,7 @@ abort is published again byte for byte. Anything else (`InDoubtError`, `FencedEr
 mismatch) drops the state: the log can rebuild it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scheduler.core.cycle import Cycle, due_ms, run_cycle
 from scheduler.core.snapshot import dump
@@ -13,7 +13,7 @@ from scheduler.core.state import State
 from scheduler.inputs import Body, Fault, InputReader, Taken
 from scheduler.ports import Clock, Meter, Notes
 from scheduler.publish import Outgoing, Publisher, decision_of
-from scheduler.recovery import Recovered, RecoveryError, recover
+from scheduler.recovery import RecoveryError, recover
 from schemas.codec import chain, encode, header
 from schemas.log import (
     AbortedError,
@@ -24,7 +24,6 @@ from schemas.log import (
     Partition,
     PositionLostError,
     TransactionalProducer,
-    UnavailableError,
 )
 from schemas.records import VERSION, Chain, SnapshotChunk
 from schemas.topics import Topics
@@ -39,6 +38,8 @@ SNAPSHOT_MS = 3_600_000
 CHUNK_BYTES = 500_000
 #: How often frontiers are committed as ordinary offsets, for Kafka's own tools.
 FRONTIER_MS = 1_000
+#: ... and how much later after a failure.
+FRONTIER_RETRY_MS = 30_000
 
 
 class Shard:
@@ -69,6 +70,7 @@ class Shard:
         self._digest = b""
         self._snapshot = -1
         self._snapshot_ms = 0
+        self._snapshot_bytes = 0
         self._bytes_since = 0
         self._frontier_ms = 0
         self._frontiers: dict[Partition, Commit] = {}
@@ -87,13 +89,14 @@ class Shard:
         self._producer.init()
         recovered = recover(self._log, self._topics, self.shard, self._notes)
         if recovered.state.seq == 0:
-            self._check_new(recovered)
+            self._check_new()
         self.state = recovered.state
         self._bodies = recovered.bodies
         self._digest = recovered.digest
         self._snapshot = recovered.snapshot
         self._bytes_since = recovered.bytes_since
-        self._snapshot_ms = self._clock.now_ms()
+        self._snapshot_ms = recovered.snapshot_ms
+        self._snapshot_bytes = recovered.snapshot_bytes
         self._inputs = InputReader(self._log, self._reader, self._topics, self.shard)
         self._follow()
         self.ready = True
@@ -101,7 +104,7 @@ class Shard:
             "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self._bodies)
         )
 
-    def _check_new(self, recovered: Recovered) -> None:
+    def _check_new(self) -> None:
         """An empty `decisions` beside frontiers means that it was lost, not that all is new."""
         topics = [t for t in self._log.topics() if t.startswith(self._topics.requests(""))]
         partitions = [
@@ -116,7 +119,6 @@ class Shard:
                 f"scheduled up to offset {commit.offset}: the decisions were lost. Restore the "
                 "topic, or start a new deployment under another FAIRLANE_PREFIX."
             )
-        del recovered
 
     @property
     def _frontier_group(self) -> str:
@@ -150,21 +152,32 @@ class Shard:
                 "new deployment under another FAIRLANE_PREFIX."
             ) from error
         taken.inputs.topics, self._met = self._met, []
-        now_ms = self._clock.now_ms()
         document = self.state.document
-        cycle = run_cycle(self.state, taken.inputs, now_ms)
+        cycle = run_cycle(self.state, taken.inputs, self._now())
         self._keep_bodies(taken)
         for fault in cycle.faults:
             self._notes.warning("fault", shard=self.shard, fault=fault)
-        if cycle.steps:
-            self.state.seq += 1
-            self._publish(cycle, taken.faults)
-            self._forget_bodies(cycle, taken)
-            self._measure(cycle)
+        for unread in taken.faults:
+            place = unread.record.place
+            self._notes.warning("unreadable", place=place, error=unread.detail)
+        is_busy = self._decide(cycle, taken.faults)
+        self._forget_bodies(cycle, taken)
         if self.state.document != document:
             self._follow()
-        self._housekeeping(now_ms)
-        return bool(cycle.steps)
+        self._housekeeping(self._now())
+        return is_busy
+
+    def _now(self) -> int:
+        return self._clock.now_ms()
+
+    def _decide(self, cycle: Cycle, faults: Sequence[Fault] = ()) -> bool:
+        """Publish a cycle that was just run; False when it decided nothing."""
+        if not cycle.steps:
+            return False
+        self.state.seq += 1
+        self._publish(cycle, faults)
+        self._measure(cycle)
+        return True
 
     def _keep_bodies(self, taken: Taken) -> None:
         part_of = self.state.part_of
@@ -187,7 +200,7 @@ class Shard:
 
     # --- the transaction
 
-    def _publish(self, cycle: Cycle, faults: list[Fault]) -> None:
+    def _publish(self, cycle: Cycle, faults: Sequence[Fault]) -> None:
         value = encode(decision_of(self.state, cycle))
         digest = chain(self._digest, value)
         seal = Chain(VERSION, self.state.seq, digest, self._snapshot)
@@ -229,17 +242,20 @@ class Shard:
     # --- now and then
 
     def _housekeeping(self, now_ms: int) -> None:
-        quiet_ms = now_ms - self._snapshot_ms
-        if self.state.seq and (
-            self._bytes_since >= SNAPSHOT_BYTES or (quiet_ms >= SNAPSHOT_MS and self._bytes_since)
-        ):
+        enough = max(SNAPSHOT_BYTES, 2 * self._snapshot_bytes)
+        is_due = now_ms - self._snapshot_ms >= SNAPSHOT_MS
+        if self.state.seq and (self._bytes_since >= enough or is_due):
             self.write_snapshot()
         if now_ms - self._frontier_ms >= FRONTIER_MS:
             self._frontier_ms = now_ms
             self._commit_frontiers()
 
     def write_snapshot(self) -> None:
-        """Write the state as it is after the last decision, in one transaction."""
+        """Write the state as it is after the last decision, in one transaction.
+
+        Positions are moved to the ends that were reached first, in a decision of their own.
+        """
+        self._decide(run_cycle(self.state, self._inputs.reached_ends(self.state), self._now()))
         data = dump(self.state)
         pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
         digest = b""
@@ -259,6 +275,7 @@ class Shard:
         self._transact(records, delivered)
         self._digest, self._snapshot = digest, offsets[-1]
         self._bytes_since, self._snapshot_ms = 0, self._clock.now_ms()
+        self._snapshot_bytes = len(data)
         self._notes.info("snapshot written", shard=self.shard, seq=self.state.seq, bytes=len(data))
 
     def _commit_frontiers(self) -> None:
@@ -270,7 +287,8 @@ class Shard:
             return
         try:
             self._reader.commit(self._frontier_group, changed)
-        except UnavailableError as error:  # for other tools only: tried again in a while
+        except LogError as error:  # for other tools only: tried again, but not soon
+            self._frontier_ms += FRONTIER_RETRY_MS
             self._notes.warning("frontiers not committed", shard=self.shard, error=str(error))
         else:
             self._frontiers = commits

@@ -79,7 +79,7 @@ def _decode(data: bytes, kind: Any, place: str) -> Any:
         decoder = _decoders[kind] = Decoder(kind)
     try:
         record = decoder.decode(data)
-    except (_MsgpackError, UnicodeDecodeError) as error:
+    except (_MsgpackError, UnicodeDecodeError, RecursionError) as error:
         version = _version_of(data)
         if version is not None and version > VERSION:
             raise _unknown_version(place, version) from error
@@ -100,7 +100,7 @@ def _unknown_version(place: str, version: object) -> DecodeError:
 def _version_of(data: bytes) -> int | None:
     try:
         array = Decoder().decode(data)
-    except (_MsgpackError, UnicodeDecodeError):
+    except (_MsgpackError, UnicodeDecodeError, RecursionError):
         return None
     if isinstance(array, list) and len(array) > 1 and isinstance(array[1], int):
         return array[1]

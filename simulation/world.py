@@ -32,6 +32,8 @@ EPOCH_MS = 1_735_689_600_000
 TURNS_MAX = 100_000
 #: How far the clock moves when something is overdue.
 BACKOFF_TICK_MS = 10
+#: Longest history that `run` waits for: a day.
+RUN_MS_MAX = 86_400_000
 
 
 class VirtualClock:
@@ -264,7 +266,9 @@ class World:
         """Move to the next instant and settle; False when nothing is left to happen."""
         at_ms = self.next_ms()
         if at_ms is None:
-            return False
+            if len(self.served) == self.submitted:
+                return False
+            at_ms = 0
         if at_ms <= self.clock.now_ms():  # overdue: a service waits for its back-off to pass
             at_ms = self.clock.now_ms() + BACKOFF_TICK_MS
         self.clock.move_to(at_ms)
@@ -276,11 +280,14 @@ class World:
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Step until every request that came has ended (or `until` says so)."""
         self.settle()
+        end_ms = self.clock.now_ms() + RUN_MS_MAX
         while self._arrivals or len(self.served) < self.submitted:
+            if self.clock.now_ms() > end_ms:
+                missing = self.submitted - len(self.served)
+                raise RuntimeError(f"{missing} requests never end: {self.silence.warnings[-3:]}")
             if until is not None and until():
                 return
-            if not self.step():
-                return
+            self.step()
 
     def _observe(self) -> None:
         while records := self._results.poll(10_000, 0.0):

@@ -7,33 +7,27 @@ on would mean a lost or a doubled request.
 """
 
 from collections.abc import Sequence
-from heapq import heappush
 from typing import NamedTuple
 
-from scheduler.core.state import (
-    RECENT_MAX,
-    RECENT_MS,
-    Flight,
-    Lane,
-    Live,
-    PoolState,
-    Ring,
-    State,
-    Status,
-    TenantQueue,
-    new_selector,
+from scheduler.core.queues import (
+    close,
+    dequeue,
+    enqueue,
+    remember,
+    set_aside,
+    settle,
+    true_cost,
 )
-from schemas.policy import CostModel, Endpoint, Fairness
+from scheduler.core.repolicy import set_policy
+from scheduler.core.state import CANCELS_MAX, RECENT_MAX, Flight, Lane, Live, State, Status
 from schemas.reasons import Reason
 from schemas.records import (
     Arrived,
     Cancel,
     ControlSaid,
-    End,
     Ended,
     Finished,
     HandedBack,
-    Outcome,
     Picked,
     PolicySet,
     Read,
@@ -49,7 +43,6 @@ from schemas.records import (
     pack_key,
     unpack_key,
 )
-from schemas.topics import bucket
 
 
 class Arrival(NamedTuple):
@@ -108,7 +101,7 @@ def apply(state: State, step: Step, arrivals: Sequence[Arrival] = ()) -> None:
         case TopicMet():
             state.topics[step.topic] = step.id
         case PolicySet():
-            _policy_set(state, step)
+            set_policy(state, step.document)
 
 
 def _live(state: State, step: Step, key: int, *statuses: Status) -> Live:
@@ -131,90 +124,6 @@ def place(state: State, key: int) -> str:
         return f"partition #{index} offset {offset}"
     topic, partition = state.parts[index].partition
     return f"{topic}[{partition}]@{offset}"
-
-
-# --- the queue of a tenant
-
-
-def queue_of(state: State, live: Live) -> TenantQueue | None:
-    """The tenant's queue in the ring of the request's pool and tier; None without a ring."""
-    endpoint = state.endpoints.get(live.endpoint)
-    pool = state.pools.get(endpoint.pool) if endpoint else None
-    ring = pool.rings.get(live.tier) if pool else None
-    if ring is None or endpoint is None:
-        return None
-    queue = ring.queues.get(live.tenant)
-    if queue is None:
-        queue = ring.queues[live.tenant] = TenantQueue(live.tenant, ring)
-        queue.account.increment = _increment(state, endpoint, live.tenant)
-    return queue
-
-
-def _increment(state: State, endpoint: Endpoint, tenant: str) -> int:
-    return endpoint.quantum * state.weights.get(tenant, 1)
-
-
-def enqueue(state: State, live: Live, *, seat: bool = True) -> None:
-    """Make a request eligible; with `seat` False the ring already knows (restoring)."""
-    queue = queue_of(state, live)
-    assert queue is not None, live.id
-    live.queue = queue
-    live.status = Status.WAITING
-    live.not_before_ms = 0
-    ring = queue.ring
-    pool = state.pools[ring.pool]
-    heappush(queue.heap, (live.order(), live))
-    queue.count += 1
-    ring.waiting += 1
-    pool.waiting += 1
-    pool.tokens += live.tokens
-    pool.oldest.append(live)
-    if not seat:
-        return
-    if queue.count == 1:
-        ring.selector.enter(queue, live.cost, state.now_ms)
-    elif queue.head() is live:
-        ring.selector.reprice(queue, live.cost)
-
-
-def dequeue(state: State, live: Live, status: Status) -> None:
-    """Take an eligible request out of its queue; it is `status` from now on."""
-    queue = live.queue
-    assert queue is not None, live.id
-    was_head = queue.head() is live
-    live.status = status
-    ring = queue.ring
-    pool = state.pools[ring.pool]
-    queue.count -= 1
-    ring.waiting -= 1
-    pool.waiting -= 1
-    pool.tokens -= live.tokens
-    if queue.count == 0:
-        ring.selector.leave(queue, state.cost_max(pool.endpoint), state.now_ms)
-        queue.heap.clear()
-    elif was_head:
-        ring.selector.reprice(queue, queue.head().cost)
-
-
-def close(state: State, live: Live) -> None:
-    """The request is terminal: forget it, remember its id."""
-    del state.live[live.key]
-    state.ids.pop(live.id, None)
-    state.parts[live.key >> 44].live -= 1
-    remember(state, live.id)
-
-
-def remember(state: State, request_id: str) -> None:
-    """An id ended: a later publish of it is a duplicate, for a while."""
-    recent = state.recent
-    recent.pop(request_id, None)
-    recent[request_id] = state.now_ms
-    horizon = state.now_ms - RECENT_MS
-    for _ in range(2):  # forgets faster than it learns, in constant time
-        oldest = next(iter(recent))
-        if recent[oldest] >= horizon and len(recent) <= RECENT_MAX:
-            break
-        del recent[oldest]
 
 
 # --- steps
@@ -250,10 +159,13 @@ def _sealed(state: State, step: Sealed) -> None:
     lane = _lane(state, step, step.pool, step.lane)
     for live in state.open:
         live.status = Status.DISPATCHED
-    lane.flights[step.number] = Flight([(live.key, live.cost) for live in state.open])
+        live.batch = (step.pool, step.lane, step.number)
+    pool = state.pools[step.pool]
+    charged = [(live.key, live.cost) for live in state.open]
+    lane.flights[step.number] = Flight(charged, pool.endpoint.cost)
     state.open = []
     state.next_number += 1
-    for ring in state.pools[step.pool].rings.values():
+    for ring in pool.rings.values():
         ring.selector.compact(len(ring.queues))
 
 
@@ -279,7 +191,17 @@ def _arrived(state: State, step: Arrived, arrivals: Sequence[Arrival]) -> None:
             admit(state, index, arrival)
         else:
             refuse(state, index, arrival, reason)
-    state.parts[index].position = step.stop
+    move_on(state, index, step.stop)
+
+
+def move_on(state: State, index: int, stop: int) -> None:
+    """Everything below `stop` has been taken in: cancels that waited for it are done with."""
+    part = state.parts[index]
+    part.position = stop
+    pending = state.cancels.get(part.partition)
+    if pending:
+        for offset in [offset for offset in pending if offset < stop]:
+            del pending[offset]
 
 
 def admit(state: State, index: int, arrival: Arrival) -> None:
@@ -299,19 +221,19 @@ def admit(state: State, index: int, arrival: Arrival) -> None:
 
 
 def refuse(state: State, index: int, arrival: Arrival, reason: str) -> None:
-    """Pass a request over: it never becomes live."""
-    meta = arrival.meta
-    if meta is None:
+    """Pass a request over: it never becomes live.
+
+    What is done follows from the recorded reason, not from what this release can decode.
+    """
+    if reason in (Reason.UNREADABLE, Reason.UNKNOWN_VERSION):
         return
+    assert arrival.meta is not None, arrival
     if reason == Reason.DUPLICATE:
-        state.aliases[pack_key(index, arrival.offset)] = meta.id
+        state.aliases[pack_key(index, arrival.offset)] = arrival.meta.id
         if len(state.aliases) > RECENT_MAX:
             del state.aliases[next(iter(state.aliases))]
-        return
-    remember(state, meta.id)
-    pending = state.cancels.get(state.parts[index].partition)
-    if pending and arrival.offset in pending:
-        pending.remove(arrival.offset)
+    else:
+        remember(state, arrival.meta.id)
 
 
 def _worker_said(state: State, step: WorkerSaid) -> None:
@@ -330,15 +252,22 @@ def _worker_said(state: State, step: WorkerSaid) -> None:
                 raise StateMismatchError(state, step, "its requests are not those of the batch")
             for (key, cost), outcome in zip(flight.charged, record.outcomes, strict=True):
                 live = _live(state, step, key, Status.DISPATCHED)
-                settle(state, live, true_cost(state, live, cost, outcome) - cost)
+                _settle(state, live, flight, true_cost(flight.unit, cost, outcome) - cost)
                 close(state, live)
         case HandedBack():
             flight = _land(state, step, lane, record.number)
             for key, cost in flight.charged:
                 live = _live(state, step, key, Status.DISPATCHED)
-                live.status = Status.RETURNED
                 live.attempt += flight.started
-                settle(state, live, -cost)
+                _settle(state, live, flight, -cost)
+                set_aside(state, live)
+
+
+def _settle(state: State, live: Live, flight: Flight, surcharge: int) -> None:
+    """Settle in the unit of the charge, or not at all."""
+    endpoint = state.endpoints.get(live.endpoint)
+    if endpoint is not None and endpoint.cost is flight.unit:
+        settle(state, live, surcharge)
 
 
 def _land(state: State, step: Step, lane: Lane, number: int) -> Flight:
@@ -346,35 +275,6 @@ def _land(state: State, step: Step, lane: Lane, number: int) -> Flight:
     if flight is None:
         raise StateMismatchError(state, step, f"batch {number} is not in flight on this lane")
     return flight
-
-
-def true_cost(state: State, live: Live, charged: int, outcome: Outcome) -> int:
-    """What a request really cost, in its pool's unit.
-
-    What never ran costs nothing. Under `token` a success without a count keeps its
-    estimate, so that an engine that forgets to count is not free of charge.
-    """
-    usage = outcome.usage
-    if outcome.end in (End.CANCELLED, End.EXPIRED) and not usage.tokens and not usage.service_ms:
-        return 0
-    endpoint = state.endpoints.get(live.endpoint)
-    if endpoint is None or endpoint.cost is CostModel.REQUEST:
-        return charged
-    if outcome.end is End.SUCCEEDED and not usage.tokens:
-        return charged
-    return usage.tokens
-
-
-def settle(state: State, live: Live, surcharge: int) -> None:
-    """Post the difference of true and estimated cost to the tenant's account."""
-    queue = live.queue
-    if surcharge == 0 or queue is None:
-        return
-    ring = queue.ring
-    pool = state.pools[ring.pool]
-    ring.selector.settle(queue, surcharge, state.debt_max(pool), state.cost_max(pool.endpoint))
-    if queue.count:
-        ring.selector.reprice(queue, queue.head().cost)
 
 
 def _ended(state: State, step: Ended) -> None:
@@ -386,6 +286,7 @@ def _ended(state: State, step: Ended) -> None:
 
 def _requeued(state: State, step: Requeued) -> None:
     live = _live(state, step, step.key, Status.RETURNED)
+    del state.returned[live.key]
     live.attempt = step.attempt
     state.watch(live)
     if step.not_before_ms > state.now_ms:
@@ -409,80 +310,15 @@ def find_live(state: State, topic: str, partition: int, offset: int) -> Live | N
 
 
 def _cancel(state: State, record: Cancel) -> None:
+    if record.topic not in state.topics:
+        return
     partition = (record.topic, record.partition)
     index = state.part_of.get(partition)
     if index is None or record.offset >= state.parts[index].position:
-        pending = state.cancels.setdefault(partition, [])
-        if record.offset not in pending:
-            pending.append(record.offset)
+        pending = state.cancels.setdefault(partition, {})
+        if len(pending) < CANCELS_MAX:
+            pending[record.offset] = None
         return
     live = find_live(state, record.topic, record.partition, record.offset)
     if live is not None and live.status is Status.DISPATCHED:
         live.cancelled = True
-
-
-# --- policy
-
-
-def _policy_set(state: State, step: PolicySet) -> None:
-    policy = state.adopt(step.document)
-    by_pool = {endpoint.pool: endpoint for endpoint in policy.endpoints}
-    pools: dict[str, PoolState] = {}
-    for spec in policy.pools:
-        endpoint = by_pool.get(spec.name)
-        if endpoint is None or bucket(spec.name, policy.topology.shards) != state.shard:
-            continue
-        pool = state.pools.pop(spec.name, None) or PoolState(endpoint, spec.prefetch)
-        pool.endpoint, pool.prefetch = endpoint, spec.prefetch
-        pool.lanes += [Lane() for _ in range(spec.lanes - len(pool.lanes))]
-        rings: dict[str, Ring] = {}
-        for tier in policy.tiers:
-            ring = pool.rings.pop(tier.name, None) or Ring(spec.name, tier.name, spec.fairness)
-            _change_selector(state, ring, spec.fairness, endpoint)
-            rings[tier.name] = ring
-        pool.rings = {**rings, **pool.rings}  # removed tiers stay, last, until they are empty
-        pools[spec.name] = pool
-    state.pools = {**pools, **state.pools}  # likewise removed pools
-    _reestimate(state)
-
-
-def _change_selector(state: State, ring: Ring, fairness: Fairness, endpoint: Endpoint) -> None:
-    fresh = new_selector(fairness)
-    if type(fresh) is not type(ring.selector):
-        ring.selector = fresh
-        for queue in ring.queues.values():
-            queue.account.granted = 0
-            if queue.count:
-                ring.selector.enter(queue, queue.head().cost, state.now_ms)
-    for queue in ring.queues.values():
-        ring.selector.retune(queue, _increment(state, endpoint, queue.tenant))
-
-
-def _reestimate(state: State) -> None:
-    """The new policy applies to the backlog: costs, expiry, pools of what is live."""
-    for live in list(state.live.values()):
-        endpoint = state.endpoints.get(live.endpoint)
-        if endpoint is None or endpoint.pool not in state.pools:
-            if live.status is not Status.WAITING:
-                live.queue = None
-            continue
-        moves = live.status is Status.WAITING and (
-            live.queue is None or live.queue.ring.pool != endpoint.pool
-        )
-        if moves:
-            dequeue(state, live, Status.RETURNED)
-        before, expired_ms = live.tokens, live.expires_ms
-        state.estimate(live, endpoint)
-        if live.expires_ms != expired_ms:
-            state.watch(live)
-        if moves:
-            enqueue(state, live)
-        elif live.status is Status.WAITING:
-            state.pools[endpoint.pool].tokens += live.tokens - before
-        else:
-            live.queue = queue_of(state, live)
-    for pool in state.pools.values():
-        for ring in pool.rings.values():
-            for queue in ring.queues.values():
-                if queue.count:
-                    ring.selector.reprice(queue, queue.head().cost)

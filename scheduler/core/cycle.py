@@ -10,21 +10,25 @@ What does not: how a tier, a tenant or a request is chosen (scheduler.core.pick)
 changes (scheduler.core.apply), and anything of the log but positions.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from heapq import heappop
 
 from scheduler.core import apply as applied
 from scheduler.core.apply import Arrival, apply
 from scheduler.core.pick.tier import first_ready
+from scheduler.core.queues import why_not
 from scheduler.core.state import Live, PoolState, State, Status, TenantQueue
 from schemas.policy import PolicyError, decode_policy
+from schemas.policy_check import check
 from schemas.reasons import Reason
 from schemas.records import (
+    VERSION,
     Arrived,
+    Cancel,
     ControlRecord,
     ControlSaid,
     Ended,
-    HandedBack,
     Picked,
     PolicySet,
     Read,
@@ -37,12 +41,17 @@ from schemas.records import (
     WorkerSaid,
 )
 
-#: Requests ended by timers in one cycle; the rest wait for the next.
-EXPIRED_MAX = 10_000
-#: Requests picked in one cycle: bounds the transaction and the decision record.
-PICKS_MAX = 4_096
+#: Steps of one cycle beside those that its inputs are: bounds the decision record (at most
+#: about 33 bytes a step, and half a record is left for what is recorded by value).
+STEPS_MAX = 12_000
+#: Bytes of bodies in one cycle's batches: bounds the transaction.
+BODY_BYTES_MAX = 32_000_000
+#: Bytes of a policy: it is recorded by value.
+POLICY_BYTES_MAX = 400_000
 #: First pause before another attempt after a worker died on a request; doubles each time.
 BACKOFF_MS = 100
+#: The longest.
+BACKOFF_MS_MAX = 30_000
 
 
 @dataclass(slots=True)
@@ -89,6 +98,12 @@ class Cycle:
     refused: list[tuple[str, int, Arrival, str]] = field(default_factory=list)
     cancels: list[tuple[str, int, int, int]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    body_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """The decision record or the transaction is as large as it may be."""
+        return len(self.steps) >= STEPS_MAX or self.body_bytes >= BODY_BYTES_MAX
 
 
 def run_cycle(state: State, inputs: Inputs, now_ms: int) -> Cycle:
@@ -116,9 +131,10 @@ def run_cycle(state: State, inputs: Inputs, now_ms: int) -> Cycle:
     for control in inputs.control:
         _control(state, cycle, control)
     for pool, lane, record in inputs.workers:
-        _worker(state, cycle, WorkerSaid(pool, lane, record))
+        _take(state, cycle, WorkerSaid(pool, lane, record))
     for topic, partition, position in inputs.reads:
         _take(state, cycle, Read(topic, partition, position))
+    _sweep(state, cycle)
     _timers(state, cycle)
     for requests in inputs.requests:
         _requests(state, cycle, requests)
@@ -140,22 +156,30 @@ def _end(state: State, cycle: Cycle, live: Live, reason: Reason) -> None:
 
 
 def _policy(state: State, cycle: Cycle, document: bytes) -> None:
+    faults = _policy_faults(state, document)
+    if faults:
+        what = "; ".join(faults)
+        cycle.faults.append(f"a published policy is not applied, the last one stays: {what}")
+    else:
+        _take(state, cycle, PolicySet(document))
+
+
+def _policy_faults(state: State, document: bytes) -> list[str]:
+    """What keeps a published policy from being applied."""
+    if len(document) > POLICY_BYTES_MAX:
+        return [f"it has {len(document)} bytes, {POLICY_BYTES_MAX} are read"]
     try:
-        decode_policy(document)
+        policy = decode_policy(document)
     except PolicyError as error:
-        cycle.faults.append(f"a published policy is not applied, the last one stays: {error}")
-        return
-    _take(state, cycle, PolicySet(document))
-    tiers = {tier.name for tier in state.policy.tiers} if state.policy else set()
-    for live in list(state.live.values()):
-        if live.status not in (Status.WAITING, Status.HELD):
-            continue
-        if live.tenant not in state.weights:
-            _end(state, cycle, live, Reason.UNKNOWN_TENANT)
-        elif applied.queue_of(state, live) is None:
-            _end(state, cycle, live, Reason.UNKNOWN_ENDPOINT)
-        elif live.tier not in tiers:
-            _end(state, cycle, live, Reason.TIER_NOT_ALLOWED)
+        return error.faults
+    faults = check(policy)
+    if state.policy is not None and policy.topology != state.policy.topology:
+        faults.append("the topology is fixed by a deployment's first policy")
+    for pool in policy.pools:
+        known = state.pools.get(pool.name)
+        if known is not None and pool.lanes < len(known.lanes):
+            faults.append(f"pool {pool.name!r} has {len(known.lanes)} lanes, it can't have fewer")
+    return faults
 
 
 def _control(state: State, cycle: Cycle, record: ControlRecord) -> None:
@@ -163,64 +187,57 @@ def _control(state: State, cycle: Cycle, record: ControlRecord) -> None:
     live = applied.find_live(state, record.topic, record.partition, record.offset)
     if live is None:
         return
-    if live.status in (Status.WAITING, Status.HELD):
+    if live.status is not Status.DISPATCHED:
         _end(state, cycle, live, Reason.CANCELLED)
-    elif live.status is Status.DISPATCHED:
-        for pool, lane, number, flight in state.in_flight():
-            if any(key == live.key for key, _ in flight.charged):
-                cycle.cancels.append((pool, lane, number, live.key))
+    elif live.batch is not None:
+        cycle.cancels.append((*live.batch, live.key))
 
 
-def _worker(state: State, cycle: Cycle, step: WorkerSaid) -> None:
-    record = step.record
-    returned: list[int] = []
-    if isinstance(record, HandedBack):
-        pool = state.pools.get(step.pool)
-        lanes = pool.lanes if pool else []
-        flight = lanes[step.lane].flights.get(record.number) if step.lane < len(lanes) else None
-        returned = [key for key, _ in flight.charged] if flight else []
-    _take(state, cycle, step)
-    for key in returned:
+def _sweep(state: State, cycle: Cycle) -> None:
+    """Decide about what is in nobody's hands: handed back, or not wanted by the policy."""
+    for key in list(state.returned):
+        if cycle.is_full:
+            return
         _returned(state, cycle, state.live[key])
 
 
 def _returned(state: State, cycle: Cycle, live: Live) -> None:
-    """A handed-back request: end it, or queue it again, after a pause if it was started."""
-    endpoint = state.endpoints.get(live.endpoint)
+    """End it, or queue it again, after a pause if a worker died on it."""
+    reason = why_not(state, live.tenant, live.endpoint, live.tier)
     if live.cancelled:
-        _end(state, cycle, live, Reason.CANCELLED)
-    elif endpoint is None or applied.queue_of(state, live) is None:
-        _end(state, cycle, live, Reason.UNKNOWN_ENDPOINT)
-    elif live.tenant not in state.weights:
-        _end(state, cycle, live, Reason.UNKNOWN_TENANT)
-    elif live.attempt >= endpoint.attempts_max:
-        _end(state, cycle, live, Reason.ATTEMPTS)
-    else:
-        pause_ms = BACKOFF_MS << (live.attempt - 1) if live.attempt else 0
-        until_ms = state.now_ms + pause_ms if pause_ms else 0
-        _take(state, cycle, Requeued(live.key, live.attempt, until_ms))
+        reason = Reason.CANCELLED
+    elif reason is None and live.attempt >= state.endpoints[live.endpoint].attempts_max:
+        reason = Reason.ATTEMPTS
+    if reason is not None:
+        _end(state, cycle, live, reason)
+        return
+    until_ms = 0
+    if live.attempt:
+        until_ms = state.now_ms + min(BACKOFF_MS << min(live.attempt - 1, 20), BACKOFF_MS_MAX)
+    _take(state, cycle, Requeued(live.key, live.attempt, until_ms))
 
 
 def _timers(state: State, cycle: Cycle) -> None:
-    ended = 0
-    for second in sorted(second for second in state.timers if second * 1000 <= state.now_ms):
-        keys = state.timers.pop(second)
-        while keys:
-            if ended == EXPIRED_MAX:
-                state.timers[second] = keys
+    seconds = state.seconds
+    while seconds and seconds[0] * 1000 <= state.now_ms:
+        bucket = state.timers[seconds[0]]
+        for key in list(bucket):
+            if cycle.is_full:
                 return
-            live = state.live.get(keys.pop())
-            if live is None or live.status not in (Status.WAITING, Status.HELD):
-                continue
-            if live.expires_ms <= state.now_ms:
+            live = state.live[key]
+            if live.status not in (Status.WAITING, Status.HELD):
+                del bucket[key]  # in a worker's hands: watched again when it comes back
+            else:
                 is_late = live.deadline_ms == live.expires_ms
                 _end(state, cycle, live, Reason.DEADLINE if is_late else Reason.EXPIRED)
-                ended += 1
+        del state.timers[heappop(seconds)]
     held = state.held
-    while held and held[0][0] <= state.now_ms:
-        live = state.live.get(heappop(held)[1])
-        if live is not None and live.status is Status.HELD and live.not_before_ms <= state.now_ms:
-            _take(state, cycle, Released(live.key))
+    while held and held[0][0] <= state.now_ms and not cycle.is_full:
+        live_or_not = state.live.get(heappop(held)[1])
+        if live_or_not is None or live_or_not.status is not Status.HELD:
+            continue
+        if live_or_not.not_before_ms <= state.now_ms:
+            _take(state, cycle, Released(live_or_not.key))
 
 
 # --- requests
@@ -228,10 +245,11 @@ def _timers(state: State, cycle: Cycle) -> None:
 
 def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
     index = state.part((read.topic, read.partition), read.tier, read.start)
-    part = state.parts[index]
+    pending = state.cancels.get((read.topic, read.partition), {})
     refused: list[tuple[int, str]] = []
+    twins: list[int] = []
     for arrival in read.arrivals:
-        reason = _judge(state, part.partition, read.tier, arrival)
+        reason = _judge(state, pending, read.tier, arrival)
         if reason is None:
             applied.admit(state, index, arrival)
             continue
@@ -239,30 +257,29 @@ def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
         refused.append((arrival.offset, reason))
         if reason != Reason.DUPLICATE:
             cycle.refused.append((read.topic, read.partition, arrival, reason))
-    part.position = read.stop
+        elif arrival.offset in pending:
+            twins.append(arrival.offset)
+    applied.move_on(state, index, read.stop)
     cycle.steps.append(
         Arrived(read.topic, read.partition, read.tier, read.start, read.stop, tuple(refused))
     )
+    for offset in twins:  # cancelled before it came, and it is a copy of one that is here
+        _control(state, cycle, Cancel(VERSION, read.topic, read.partition, offset))
 
 
-def _judge(state: State, partition: tuple[str, int], tier: str, arrival: Arrival) -> str | None:
+def _judge(state: State, pending: Container[int], tier: str, arrival: Arrival) -> str | None:
     """Why a request is not admitted; None: it is."""
     meta = arrival.meta
     if meta is None:
         return arrival.reason
     if meta.id in state.ids or meta.id in state.recent:
         return Reason.DUPLICATE
-    if meta.tenant not in state.weights:
-        return Reason.UNKNOWN_TENANT
-    endpoint = state.endpoints.get(meta.endpoint)
-    pool = state.pools.get(endpoint.pool) if endpoint else None
-    if pool is None:
-        return Reason.UNKNOWN_ENDPOINT
-    if tier not in pool.rings:
-        return Reason.TIER_NOT_ALLOWED
-    if arrival.size > pool.endpoint.batch_bytes:
+    reason = why_not(state, meta.tenant, meta.endpoint, tier)
+    if reason is not None:
+        return reason
+    if arrival.size > state.endpoints[meta.endpoint].batch_bytes:
         return Reason.NEVER_FITS
-    if state.cancels and arrival.offset in state.cancels.get(partition, ()):
+    if arrival.offset in pending:
         return Reason.CANCELLED
     return None
 
@@ -271,8 +288,7 @@ def _judge(state: State, partition: tuple[str, int], tier: str, arrival: Arrival
 
 
 def _fill_batches(state: State, cycle: Cycle, name: str, pool: PoolState) -> None:
-    picks = 0
-    while picks < PICKS_MAX and _is_due(state, pool):
+    while not cycle.is_full and _is_due(state, pool):
         lane = pool.free_lane()
         if lane is None:
             return
@@ -282,7 +298,6 @@ def _fill_batches(state: State, cycle: Cycle, name: str, pool: PoolState) -> Non
         number = state.next_number
         _take(state, cycle, Sealed(name, lane, number))
         cycle.batches.append(BatchOut(name, lane, number, picked))
-        picks += len(picked)
 
 
 def _is_due(state: State, pool: PoolState) -> bool:
@@ -308,6 +323,8 @@ def due_ms(state: State) -> int | None:
             times.append(oldest_ms + pool.endpoint.batch_wait_ms)
     if state.held:
         times.append(state.held[0][0])
+    if state.returned:
+        times.append(state.now_ms)
     return min(times, default=None)
 
 
@@ -317,7 +334,7 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
     rings = list(pool.rings.values())
     picked: list[Live] = []
     tokens = size = 0
-    while len(picked) < endpoint.batch_requests:
+    while len(picked) < endpoint.batch_requests and len(cycle.steps) < STEPS_MAX:
         rank = first_ready(ring.waiting for ring in rings)
         if rank is None:
             break
@@ -339,6 +356,7 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
         picked.append(live)
         tokens += live.tokens
         size += live.size
+        cycle.body_bytes += live.size
         if live.attempt:
             break
     return picked

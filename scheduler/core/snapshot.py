@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.apply import Arrival, enqueue, queue_of
+from scheduler.core.apply import Arrival
 from scheduler.core.pick.fifo import FirstInFirstOut
+from scheduler.core.queues import enqueue, queue_of, set_aside
 from scheduler.core.state import (
     Flight,
     Lane,
@@ -24,7 +25,7 @@ from scheduler.core.state import (
     Status,
     TenantQueue,
 )
-from schemas.policy import Endpoint, Fairness
+from schemas.policy import CostModel, Endpoint, Fairness
 from schemas.records import pack_key
 
 _encoder = msgspec.msgpack.Encoder()
@@ -55,6 +56,7 @@ class _Ring(msgspec.Struct, array_like=True):
 class _Flight(msgspec.Struct, array_like=True):
     number: int
     started: bool
+    unit: CostModel
     charged: list[tuple[int, int]]
 
 
@@ -126,7 +128,7 @@ def dump(state: State) -> bytes:
             pools=[_dump_pool(name, pool) for name, pool in state.pools.items()],
             recent=list(state.recent.items()),
             aliases=list(state.aliases.items()),
-            cancels=[(t, p, at) for (t, p), at in sorted(state.cancels.items()) if at],
+            cancels=[(t, p, sorted(at)) for (t, p), at in sorted(state.cancels.items()) if at],
         )
     )
 
@@ -145,7 +147,9 @@ def _dump_pool(name: str, pool: PoolState) -> _Pool:
         for ring in pool.rings.values()
     ]
     lanes = [
-        _Lane(lane.slots, [_Flight(n, f.started, f.charged) for n, f in lane.flights.items()])
+        _Lane(
+            lane.slots, [_Flight(n, f.started, f.unit, f.charged) for n, f in lane.flights.items()]
+        )
         for lane in pool.lanes
     ]
     return _Pool(name, pool.endpoint, pool.prefetch, rings, lanes)
@@ -173,8 +177,17 @@ def load(data: bytes) -> tuple[State, list[BitMap64]]:
     state.pools = {pool.name: _load_pool(pool) for pool in dumped.pools}
     state.recent = dict(dumped.recent)
     state.aliases = dict(dumped.aliases)
-    state.cancels = {(topic, partition): at for topic, partition, at in dumped.cancels}
+    state.cancels = {
+        (topic, partition): dict.fromkeys(at) for topic, partition, at in dumped.cancels
+    }
     state.restoring = {mark.key: mark for mark in dumped.lives}
+    state.batches = {
+        key: (name, lane, number)
+        for name, pool in state.pools.items()
+        for lane, held in enumerate(pool.lanes)
+        for number, flight in held.flights.items()
+        for key, _ in flight.charged
+    }
     return state, offsets
 
 
@@ -192,7 +205,7 @@ def _load_pool(dumped: _Pool) -> PoolState:
         lane = Lane()
         lane.slots = dumped_lane.slots
         for dumped_flight in dumped_lane.flights:
-            flight = Flight(dumped_flight.charged)
+            flight = Flight(dumped_flight.charged, dumped_flight.unit)
             flight.started = dumped_flight.started
             lane.flights[dumped_flight.number] = flight
         pool.lanes.append(lane)
@@ -222,7 +235,10 @@ def fill(state: State, index: int, arrivals: Iterable[Arrival]) -> None:
             enqueue(state, live, seat=False)
             continue
         live.status = status
+        live.batch = state.batches.get(key)
         live.queue = queue_of(state, live)
+        if status is Status.RETURNED:
+            set_aside(state, live)
         if mark and status is Status.HELD:
             live.not_before_ms = mark.not_before_ms
             state.hold(live)
@@ -230,7 +246,7 @@ def fill(state: State, index: int, arrivals: Iterable[Arrival]) -> None:
 
 def finish_filling(state: State) -> None:
     """All live requests are back: let the selectors compute their turns."""
-    state.restoring = {}
+    state.restoring, state.batches = {}, {}
     for pool in state.pools.values():
         for ring in pool.rings.values():
             for queue in ring.queues.values():

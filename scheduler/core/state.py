@@ -10,22 +10,25 @@ A request is named by its key: (index of its partition in `parts`, offset), see
 """
 
 from collections import deque
-from collections.abc import Iterator
 from enum import IntEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from scheduler.core.pick.drr import Account, DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
 from scheduler.core.pick.order import Order, order
 from schemas.log import Partition
-from schemas.policy import CostModel, Endpoint, Fairness, Policy, decode_policy
-from schemas.records import Request, unpack_key
+from schemas.policy import CostModel, Endpoint, Fairness, Policy, Tenant, decode_policy
+from schemas.records import Request
 
 #: How long an ended request's id is remembered: a later publish of it is dropped.
 RECENT_MS = 3_600_000
 #: ... and how many at the most; the oldest go first.
 RECENT_MAX = 500_000
+#: Cancels kept for offsets that have not come yet, per partition; more are not waited for.
+CANCELS_MAX = 100_000
+#: Stale entries that an index may hold beside as many valid ones before it is tidied.
+STALE_MAX = 256
 #: An estimate is at least one token per so many bytes of body.
 FLOOR_BYTES_PER_TOKEN = 16
 
@@ -37,16 +40,16 @@ class Status(IntEnum):
     HELD = 1  # waits, not before its time
     PICKED = 2  # in the batch that is being filled
     DISPATCHED = 3  # in a worker's hands
-    RETURNED = 4  # handed back, its fate is decided within the same cycle
+    RETURNED = 4  # in nobody's hands: queued again or ended by the next sweep
 
 
 class Live:
     """A request that has not ended."""
 
     __slots__ = (
-        "arrived_ms", "attempt", "cancelled", "cost", "deadline_ms", "endpoint", "expires_ms",
-        "id", "key", "not_before_ms", "priority", "queue", "size", "status", "tenant", "tier",
-        "tokens", "tokens_given",
+        "arrived_ms", "attempt", "batch", "cancelled", "cost", "deadline_ms", "endpoint",
+        "expires_ms", "id", "key", "not_before_ms", "priority", "queue", "size", "status",
+        "tenant", "tier", "timer", "tokens", "tokens_given",
     )  # fmt: skip
 
     def __init__(self, key: int, tier: str, meta: Request, size: int, arrived_ms: int) -> None:
@@ -68,6 +71,8 @@ class Live:
         self.not_before_ms = 0
         self.cancelled = False
         self.queue: TenantQueue | None = None
+        self.batch: tuple[str, int, int] | None = None  #: index: pool, lane, number
+        self.timer = 0  #: index: second in `State.timers`
 
     def order(self) -> Order:
         """Its place inside the tenant."""
@@ -95,6 +100,14 @@ class TenantQueue:
                 return live
             heappop(heap)
 
+    def tidy(self) -> None:
+        """Drop entries of requests that left other than by the head."""
+        if len(self.heap) > STALE_MAX + 2 * self.count:
+            self.heap = [
+                e for e in self.heap if e[1].status is Status.WAITING and e[1].queue is self
+            ]
+            heapify(self.heap)
+
     def head_order(self) -> Order:
         """Order of the head, for selectors that look across tenants."""
         return self.head().order()
@@ -119,12 +132,16 @@ def new_selector(fairness: Fairness) -> DeficitRoundRobin | FirstInFirstOut:
 
 
 class Flight:
-    """A batch in a worker's hands: (request, what it was charged) in the batch's order."""
+    """A batch in a worker's hands: (request, what it was charged) in the batch's order.
 
-    __slots__ = ("charged", "started")
+    `unit` is the cost model it was charged in: after a change of the model nothing is settled.
+    """
 
-    def __init__(self, charged: list[tuple[int, int]]) -> None:
+    __slots__ = ("charged", "started", "unit")
+
+    def __init__(self, charged: list[tuple[int, int]], unit: CostModel) -> None:
         self.charged = charged
+        self.unit = unit
         self.started = False
 
 
@@ -150,16 +167,22 @@ class PoolState:
         self.lanes: list[Lane] = []
         self.waiting = 0  #: index: eligible requests
         self.tokens = 0  #: index: their estimates
-        self.oldest: deque[Live] = deque()  #: index: roughly by arrival
+        self.oldest: list[tuple[int, int, Live]] = []  #: index: heap by arrival
 
     def oldest_ms(self) -> int | None:
         """Arrival of the oldest eligible request."""
         oldest = self.oldest
         while oldest:
-            if oldest[0].status is Status.WAITING:
-                return oldest[0].arrived_ms
-            oldest.popleft()
+            if oldest[0][2].status is Status.WAITING:
+                return oldest[0][0]
+            heappop(oldest)
         return None
+
+    def tidy(self) -> None:
+        """Drop entries of requests that were served before older ones."""
+        if len(self.oldest) > STALE_MAX + 2 * self.waiting:
+            self.oldest = [e for e in self.oldest if e[2].status is Status.WAITING]
+            heapify(self.oldest)
 
     def free_lane(self) -> int | None:
         """The lane with most room for another batch, the first of equals; None: no room."""
@@ -194,7 +217,7 @@ class State:
         self.document = b""  #: the policy as published
         self.policy: Policy | None = None
         self.endpoints: dict[str, Endpoint] = {}
-        self.weights: dict[str, int] = {}  #: weight by tenant
+        self.tenants: dict[str, Tenant] = {}
         self.topics: dict[str, str] = {}  #: identity of each request topic, as first met
         self.positions: dict[Partition, int] = {}  #: inputs other than requests
         self.parts: list[Part] = []
@@ -203,13 +226,16 @@ class State:
         self.ids: dict[str, int] = {}  #: live ids
         self.recent: dict[str, int] = {}  #: ended ids -> when, oldest first
         self.aliases: dict[int, str] = {}  #: dropped duplicates -> their id, oldest first
-        self.cancels: dict[Partition, list[int]] = {}  #: offsets cancelled before they came
+        self.cancels: dict[Partition, dict[int, None]] = {}  #: offsets cancelled before they came
         self.pools: dict[str, PoolState] = {}
         self.next_number = 1
         self.open: list[Live] = []  #: picks since the last seal, in this cycle only
-        self.timers: dict[int, list[int]] = {}  #: index: second -> keys that may expire
+        self.returned: dict[int, None] = {}  #: index: keys that the next sweep decides about
+        self.timers: dict[int, dict[int, None]] = {}  #: index: second -> keys that expire then
+        self.seconds: list[int] = []  #: index: heap of the seconds in `timers`
         self.held: list[tuple[int, int]] = []  #: index: (not before, key)
         self.restoring: dict[int, Any] = {}  #: marks by key while a snapshot is loaded
+        self.batches: dict[int, tuple[str, int, int]] = {}  #: batches by key, likewise
 
     def adopt(self, document: bytes) -> Policy:
         """Take over a published policy and the look-ups that follow from it."""
@@ -217,7 +243,7 @@ class State:
         self.document = document
         self.policy = policy
         self.endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
-        self.weights = {tenant.name: tenant.weight for tenant in policy.tenants}
+        self.tenants = {tenant.name: tenant for tenant in policy.tenants}
         return policy
 
     def part(self, partition: Partition, tier: str, start: int) -> int:
@@ -256,26 +282,22 @@ class State:
         batches = sum(lane.slots + pool.prefetch for lane in pool.lanes)
         return max(1, batches) * pool.endpoint.batch_requests * self.cost_max(pool.endpoint)
 
-    def in_flight(self) -> Iterator[tuple[str, int, int, Flight]]:
-        """Every batch in a worker's hands: (pool, lane, number, flight)."""
-        for name, pool in self.pools.items():
-            for number, lane in enumerate(pool.lanes):
-                for batch, flight in lane.flights.items():
-                    yield name, number, batch, flight
-
-    def offsets_of(self, index: int) -> list[int]:
-        """Offsets of the partition that are live, ascending."""
-        return sorted(unpack_key(key)[1] for key in self.live if unpack_key(key)[0] == index)
-
     def hold(self, live: Live) -> None:
         """Index a held request by its time."""
         heappush(self.held, (live.not_before_ms, live.key))
 
     def watch(self, live: Live) -> None:
         """Index a request by the second after which it has expired."""
-        second = -(-live.expires_ms // 1000)
-        bucket = self.timers.get(second)
+        self.unwatch(live)
+        live.timer = -(-live.expires_ms // 1000)
+        bucket = self.timers.get(live.timer)
         if bucket is None:
-            self.timers[second] = [live.key]
-        else:
-            bucket.append(live.key)
+            bucket = self.timers[live.timer] = {}
+            heappush(self.seconds, live.timer)
+        bucket[live.key] = None
+
+    def unwatch(self, live: Live) -> None:
+        """Forget its timer."""
+        bucket = self.timers.get(live.timer)
+        if bucket is not None:
+            bucket.pop(live.key, None)

@@ -44,7 +44,7 @@ def test_same_order_as_the_plain_loop(
         elif action == "pick":
             assert served(ring) == plain.pick()
         elif member.account.seat:  # settlement of seated tenants; idle ones: next test
-            ring.settle(member, amount, 10**9, 30)
+            ring.settle(member, amount, 10**9, 30, 0)
             ring.reprice(member, member.queue[0])
             plain.settle(tenant, amount)
     while (expected := plain.pick()) is not None:

@@ -71,7 +71,7 @@ class Account:
 
 
 class DeficitRoundRobin:
-    """One ring. `A` is any object that has an `account` of the type above."""
+    """One ring. A member is any object that has an `account` of the type above."""
 
     __slots__ = ("_heap", "_stamps", "next_seat", "round", "seat")
 
@@ -85,9 +85,7 @@ class DeficitRoundRobin:
     def enter(self, member: Any, cost: int, now_ms: int) -> None:
         """Seat a member that has eligible work again; `cost` is its head's."""
         account: Account = member.account
-        if account.deficit < 0 and account.idle_since_ms:
-            halvings = (now_ms - account.idle_since_ms) // HALF_LIFE_MS
-            account.deficit = -(-account.deficit >> halvings)
+        self._decay(account, now_ms)
         account.seat = self.next_seat
         self.next_seat += 1
         account.granted = max(account.granted, self.round - 1)
@@ -107,7 +105,7 @@ class DeficitRoundRobin:
         account: Account = member.account
         self._catch_up(account)
         if account.deficit > 0:
-            account.credit = min(account.deficit, cost_max)
+            account.credit = min(account.credit + account.deficit, cost_max)
             account.deficit = 0
         account.seat = 0
         account.stamp = 0
@@ -139,11 +137,16 @@ class DeficitRoundRobin:
         self.round = turn
         self.seat = account.seat
 
-    def settle(self, member: Any, surcharge: int, debt_max: int, cost_max: int) -> None:
+    def settle(
+        self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
+    ) -> None:
         """Post true minus estimated cost; a seated member must be repriced after it."""
         account: Account = member.account
         if account.seat:
             self._catch_up(account)
+        else:  # what is posted now was not idled away: only older debt decays
+            self._decay(account, now_ms)
+            account.idle_since_ms = now_ms
         if surcharge > 0:
             cancelled = min(account.credit, surcharge)
             account.credit -= cancelled
@@ -159,6 +162,12 @@ class DeficitRoundRobin:
         if account.seat:
             self._catch_up(account)
         account.increment = increment
+
+    @staticmethod
+    def _decay(account: Account, now_ms: int) -> None:
+        if account.deficit < 0:
+            halvings = (now_ms - account.idle_since_ms) // HALF_LIFE_MS
+            account.deficit = -(-account.deficit >> halvings)
 
     def _passed(self, account: Account) -> int:
         return self.round if account.seat <= self.seat else self.round - 1

@@ -58,7 +58,9 @@ class FirstInFirstOut:
     def charge(self, member: Any, cost: int, turn: int) -> None:
         """Nothing is charged."""
 
-    def settle(self, member: Any, surcharge: int, debt_max: int, cost_max: int) -> None:
+    def settle(
+        self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
+    ) -> None:
         """Nothing is settled."""
 
     def retune(self, member: Any, increment: int) -> None:
