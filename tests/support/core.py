@@ -30,7 +30,9 @@ class Core:
         self.state = State(0)
         self.now_ms = NOW_MS
         self._offsets = {tier.name: count() for tier in policy.tiers}
-        self.cycle(Inputs(policies=[encode_policy(policy)]))
+        topics = [(f"requests.{tier.name}", "1") for tier in policy.tiers]
+        first = self.cycle(Inputs(policies=[encode_policy(policy)], topics=topics))
+        assert not first.faults, first.faults
         seen: list[tuple[str, int, WorkerRecord]] = [
             (pool.name, lane, Seen(VERSION, slots))
             for pool in policy.pools

@@ -99,7 +99,7 @@ def test_a_batch_is_full_by_tokens_and_by_bytes() -> None:
     core = core_of(batch_tokens=1_000, tokens_max=1_000)
     dear = [core.request("acme", tokens=400) for _ in range(3)]
     assert [len(batch.requests) for batch in core.take(*dear).batches] == [2, 1]
-    core = core_of(batch_bytes=1_000)
+    core = core_of(batch_bytes=1_000, body_bytes_max=1_000)
     large = [core.request("acme", size=400) for _ in range(3)]
     assert [len(batch.requests) for batch in core.take(*large).batches] == [2, 1]
 
