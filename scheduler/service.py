@@ -99,6 +99,9 @@ class Scheduler:
                 self._drop(lost)
             for gained in change.gained:
                 self._own(gained)
+        now_ms = self._clock.now_ms()
+        if any(now_ms - since_ms >= FENCED_MS for since_ms in self._fenced.values()):
+            self._rejoin()  # no word came: whoever fenced us does not hold the shard
         return True
 
     def _join(self) -> bool:
@@ -139,7 +142,8 @@ class Scheduler:
             is_busy = shard.turn(wait_s)
         except FencedError as error:
             self._notes.warning("fenced: another process owns it", shard=number, error=str(error))
-            self._rejoin()
+            self._drop(number)
+            self._fenced[number] = self._clock.now_ms()
         except RecoveryError as error:
             self._halt(number, error)
         except (StateMismatchError, LogError) as error:
