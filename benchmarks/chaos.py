@@ -26,10 +26,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
-
 from benchmarks.deployment import Deployment
 from fairlane import keys
+from fairlane.demo_http import Connection
 from schemas.codec import decode_header, decode_value
 from schemas.log import Log
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
@@ -65,8 +64,8 @@ POLICY = Policy(
 class Flow:
     """The clients: `count` requests at `pace` a second, each until its 202."""
 
-    def __init__(self, url: str, api_keys: dict[str, str], count: int, pace: int) -> None:
-        self.url, self.api_keys, self.count, self.pace = url, api_keys, count, pace
+    def __init__(self, port: int, api_keys: dict[str, str], count: int, pace: int) -> None:
+        self.port, self.api_keys, self.count, self.pace = port, api_keys, count, pace
         self.accepted: dict[str, float] = {}
         self.refused: dict[int, str] = {}
         self.retries = 0
@@ -77,30 +76,23 @@ class Flow:
         self.done.set()
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS)
         numbers = iter(range(self.count))
         started = time.monotonic()
-        async with (
-            httpx.AsyncClient(base_url=self.url, limits=limits, timeout=10.0) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            for _ in range(CLIENTS):
-                group.create_task(self._client(client, numbers, started))
+        await asyncio.gather(*(self._client(numbers, started) for _ in range(CLIENTS)))
 
-    async def _client(
-        self, client: httpx.AsyncClient, numbers: Iterator[int], started: float
-    ) -> None:
+    async def _client(self, numbers: Iterator[int], started: float) -> None:
+        connection = Connection("127.0.0.1", self.port)
         for number in numbers:
             due = started + number / self.pace
             if (wait := due - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
-            await self._one(client, number)
+            await self._one(connection, number)
+        connection.close()
 
-    async def _one(self, client: httpx.AsyncClient, number: int) -> None:
+    async def _one(self, connection: Connection, number: int) -> None:
         tenant = TENANTS[number % len(TENANTS)]
-        endpoint = "chat" if number % 10 == 0 else "embed"
         body = {
-            "endpoint": endpoint,
+            "endpoint": "chat" if number % 10 == 0 else "embed",
             "tier": ("premium", "standard")[number % 3 == 0],
             "input": "x" * (50 + number % 400),
         }
@@ -110,15 +102,18 @@ class Flow:
         }
         while True:
             try:
-                answer = await client.post("/v1/requests", json=body, headers=headers)
-                if answer.status_code == 202:
-                    self.accepted[answer.json()["id"]] = time.time()
+                status, answer = await connection.post(
+                    "/v1/requests", headers, json.dumps(body).encode()
+                )
+                if status == 202:
+                    self.accepted[json.loads(answer)["id"]] = time.time()
                     self.refused.pop(number, None)
                     return
-                self.refused[number] = f"{answer.status_code}: {answer.text}"
-                if answer.status_code not in (409, 429, 503):
+                self.refused[number] = f"{status}: {answer!r}"
+                if status not in (409, 429, 503):
                     raise RuntimeError(self.refused[number])
-            except httpx.HTTPError as error:
+            except (OSError, EOFError, ValueError, IndexError) as error:
+                connection.close()
                 self.refused[number] = repr(error)
             self.retries += 1
             await asyncio.sleep(0.1 + random.random() * 0.2)
@@ -215,7 +210,7 @@ def run(kills: int, requests: int, pace: int, seed: int) -> dict[str, Any]:
             tenant: keys.create(deployment.log, deployment.topics, tenant, 0) for tenant in TENANTS
         }
         watch = Watch(deployment.log, deployment)
-        flow = Flow(deployment.url, api_keys, requests, pace)
+        flow = Flow(deployment.http_port, api_keys, requests, pace)
         sender = threading.Thread(target=flow.run)
         sender.start()
         killed = kill_at_random(deployment, flow, kills, random.Random(seed))
