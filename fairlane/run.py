@@ -209,11 +209,9 @@ def serve(
     `halts` are the exceptions after which starting again is of no use. What the user can
     mend (FairlaneError) passes through.
     """
-    # In a thread: writing the first line imports the library for it, the service need not wait.
-    hello = threading.Thread(target=notes.info, args=("starting",), daemon=True)
+    notes.info("starting")
     try:
         service = make()
-        hello.start()
         run_until_stopped(service.turn, service.close, stop)
     except FairlaneError:
         raise
