@@ -12,6 +12,8 @@ from scheduler.core.cycle import Inputs, RequestRange
 from scheduler.core.state import State
 from schemas.codec import DecodeError, decode_header, decode_value, passed_through
 from schemas.log import Log, Partition, Reader, Record
+from schemas.policy import PolicyError, decode_policy
+from schemas.reasons import Reason
 from schemas.records import (
     ControlRecord,
     Finished,
@@ -208,6 +210,10 @@ class InputReader:
     def _by_value(self, inputs: Inputs, record: Record) -> None:
         topics = self._topics
         if record.topic == topics.policy:
+            try:
+                decode_policy(record.value)
+            except PolicyError as error:
+                raise DecodeError(record.place, Reason.UNREADABLE, str(error)) from error
             inputs.policies.append(record.value)
         elif record.topic == topics.control:
             inputs.control.append(decode_value(record, ControlRecord))

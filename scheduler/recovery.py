@@ -114,7 +114,7 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
 def _read_decisions(log: Log, partition: Partition) -> _Story:
     bounds = _bounds(log, partition)
     snapshot = _find_snapshot(log, partition, bounds)
-    if snapshot < 0 and bounds.low > 0:
+    if 0 < bounds.low > snapshot:
         raise RecoveryError(
             f"{partition[0]}[{partition[1]}] begins at offset {bounds.low} and holds no snapshot: "
             "its beginning was deleted. Restore the topic, or start a new deployment under "

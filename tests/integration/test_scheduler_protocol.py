@@ -148,9 +148,7 @@ def test_a_schedulers_own_result_in_doubt_is_not_written_twice(
 
     stage.at_commit.append(doubt)
     deployment.submit("late", deadline_ms=1)
-    deployment.until(
-        lambda: "rebuilding the shard" in deployment.notes.names(), scheduler
-    )
+    deployment.until(lambda: "rebuilding the shard" in deployment.notes.names(), scheduler)
     deployment.until(is_ready(scheduler), scheduler)
     deployment.until(lambda: bool(deployment.results()), scheduler)
     deployment.quiet(scheduler.shards[0])
@@ -162,47 +160,43 @@ def test_a_schedulers_own_result_in_doubt_is_not_written_twice(
 # --- the same id again
 
 
-@pytest.mark.parametrize("with_snapshot", [False, True])
-def test_a_retried_publish_after_recovery_is_dropped(
-    deployment: Deployment, with_snapshot: bool
-) -> None:
+def test_a_retried_publish_after_recovery_is_dropped(deployment: Deployment) -> None:
     holder = deployment.serving(slots=1)
-    before = deployment.running()
+    shard = deployment.running()
     deployment.submit("ended")
-    deployment.serve_all(["ended"], before, holder)
+    deployment.serve_all(["ended"], shard, holder)
     for id_ in ("runs", "sent", "waits"):  # one slot and one sent ahead: the third waits
         deployment.submit(id_)
-    deployment.until(lambda: len(before.state.ids) == 3, before)
-    if with_snapshot:
-        before.write_snapshot()
-    after = deployment.running()
-    for id_ in ("ended", "runs", "waits"):
-        deployment.submit(id_)
-    deployment.quiet(after)
-    assert sorted(after.state.ids) == ["runs", "sent", "waits"]
-    deployment.serve_all(["ended", "runs", "sent", "waits"], after, holder)
-    deployment.quiet(after)
+    deployment.until(lambda: len(shard.state.ids) == 3, shard)
+    for has_snapshot in (False, True):
+        if has_snapshot:
+            shard.write_snapshot()
+        shard = deployment.running()
+        for id_ in ("ended", "runs", "waits"):
+            deployment.submit(id_)
+        deployment.quiet(shard)
+        assert sorted(shard.state.ids) == ["runs", "sent", "waits"]
+    deployment.serve_all(["ended", "runs", "sent", "waits"], shard, holder)
+    deployment.quiet(shard)
     assert deployment.dispatched() == ["ended", "runs", "sent", "waits"]
-    assert deployment.recovers_as(after)
+    assert deployment.recovers_as(shard)
 
 
-@pytest.mark.parametrize("with_snapshot", [False, True])
-def test_a_cancel_that_names_a_dropped_duplicate_ends_its_twin(
-    deployment: Deployment, with_snapshot: bool
-) -> None:
-    before = deployment.running()
-    deployment.submit("a")
-    deployment.submit("b")
-    duplicate = deployment.submit("a")
-    deployment.quiet(before)
-    if with_snapshot:
-        before.write_snapshot()
-    after = deployment.running()
-    deployment.cancel(duplicate)
-    deployment.until(lambda: bool(deployment.results()), after)
-    deployment.quiet(after)
-    assert [(result.id, result.end) for result in deployment.results()] == [("a", End.CANCELLED)]
-    assert list(after.state.ids) == ["b"]
+def test_a_cancel_that_names_a_dropped_duplicate_ends_its_twin(deployment: Deployment) -> None:
+    shard = deployment.running()
+    for id_ in ("a", "b", "c"):
+        deployment.submit(id_)
+    duplicates = {id_: deployment.submit(id_) for id_ in ("a", "b")}
+    deployment.quiet(shard)
+    for id_, others in (("a", ["b", "c"]), ("b", ["c"])):
+        if id_ == "b":
+            shard.write_snapshot()
+        shard = deployment.running()
+        deployment.cancel(duplicates[id_])
+        deployment.quiet(shard)
+        assert list(shard.state.ids) == others
+    ends = [(result.id, result.end) for result in deployment.results()]
+    assert ends == [("a", End.CANCELLED), ("b", End.CANCELLED)]
 
 
 # --- kill -9

@@ -1,0 +1,151 @@
+"""Topics cut off or made again under a scheduler: it stops, and says where and what to do.
+
+Each damage is done to a deployment that has served a request and holds another. What must not
+come is a shard that goes on and passes over what callers were told is accepted.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from scheduler.recovery import RecoveryError
+from scheduler.shard import FRONTIER_MS, Shard
+from schemas.topics import Topics
+from tests.support.lanes import ManualClock
+from tests.support.processes import DEADLINE_S, Processes
+from tests.support.schedulers import Deployment
+
+WAY_OUT = "another FAIRLANE_PREFIX"
+HALTED = 4
+
+
+@pytest.fixture
+def deployment(kafka_bootstrap: str) -> Iterator[Deployment]:
+    """One request has ended, one waits; frontiers are committed."""
+    found = Deployment(kafka_bootstrap, f"lost-{uuid4().hex[:8]}")
+    clock = found.clock = ManualClock(found.clock.now_ms())
+    shard = found.running()
+    found.submit("ended", deadline_ms=1)
+    found.submit("live")
+    found.until(lambda: list(shard.state.ids) == ["live"], shard)
+    clock.advance(FRONTIER_MS)
+    shard.turn(0.0)
+    shard.close()
+    yield found
+    found.close()
+
+
+def requests_cut_off(deployment: Deployment) -> str:
+    topic, number = deployment.requests
+    deployment.log.delete_records({(topic, number): 2})
+    return rf"{re.escape(topic)}\[{number}\]: offsets 0\.\.2 are needed, the log holds 2\.\.2"
+
+
+def requests_recreated(deployment: Deployment) -> str:
+    topic = deployment.requests[0]
+    recreate(deployment, topic)
+    return rf"topic {re.escape(topic)} was deleted or recreated"
+
+
+def decisions_cut_off(deployment: Deployment) -> str:
+    decisions = (deployment.topics.decisions, 0)
+    with closing(deployment.log.reader()) as reader:
+        end = reader.bounds(decisions).end
+    deployment.log.delete_records({decisions: end})
+    return rf"{re.escape(decisions[0])}\[0\] begins at offset {end} and holds no snapshot"
+
+
+def decisions_cut_off_above_the_snapshot(deployment: Deployment) -> str:
+    shard = deployment.running()
+    shard.write_snapshot()
+    deployment.submit("after the snapshot")
+    deployment.quiet(shard)
+    shard.close()
+    decisions = (deployment.topics.decisions, 0)
+    deployment.log.delete_records({decisions: shard._snapshot + 1})
+    return rf"{re.escape(decisions[0])}\[0\]"
+
+
+def decisions_recreated(deployment: Deployment) -> str:
+    decisions, requests = deployment.topics.decisions, deployment.requests[0]
+    recreate(deployment, decisions)
+    return rf"{re.escape(decisions)}\[0\] is empty, yet {re.escape(requests)}\[0\] was scheduled"
+
+
+def recreate(deployment: Deployment, topic: str) -> None:
+    """Delete a topic and make an empty one of its name and shape."""
+    deployment.log.delete_topic(topic)
+    specs = Topics(deployment.topics.prefix).of(deployment.policy)
+    deployment.log.ensure_topics([spec for spec in specs if spec.name == topic])
+
+
+DAMAGES = [
+    requests_cut_off,
+    decisions_cut_off,
+    decisions_cut_off_above_the_snapshot,
+    decisions_recreated,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: str(damage.__name__))
+def test_a_damaged_log_stops_the_shard_with_its_place_and_the_way_out(
+    deployment: Deployment, damage: Callable[[Deployment], str]
+) -> None:
+    expected = damage(deployment)
+    shard = deployment.shard()
+    with pytest.raises(RecoveryError, match=expected) as stopped:
+        shard.take_over()
+    assert WAY_OUT in str(stopped.value)
+    assert not shard.ready
+
+
+def test_a_shard_stops_when_what_it_has_not_read_is_cut_off(deployment: Deployment) -> None:
+    first = deployment.running()
+    deployment.cancel(1)
+    deployment.until(lambda: not first.state.live, first)
+    first.write_snapshot()
+    first.close()
+    deployment.submit("never read")
+    deployment.log.delete_records({deployment.requests: 3})
+    shard = deployment.shard()
+    shard.take_over()
+    assert "position 2 is outside of the log, which holds 3..3" in stopped(deployment, shard)
+
+
+def test_a_running_shard_stops_when_its_requests_are_recreated(deployment: Deployment) -> None:
+    shard = deployment.running()
+    recreate(deployment, deployment.requests[0])
+    assert "position 2 is outside of the log, which holds 0..0" in stopped(deployment, shard)
+
+
+def stopped(deployment: Deployment, shard: Shard) -> str:
+    """Turn a shard until it stops; its message names the topic and the way out."""
+    with pytest.raises(RecoveryError, match=WAY_OUT) as error:
+        deployment.until(lambda: False, shard)
+    assert f"{deployment.requests[0]}[0]" in str(error.value)
+    return str(error.value)
+
+
+def test_the_process_ends_as_halted_and_its_notes_say_why(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    expected = requests_recreated(deployment)
+    env = {
+        "FAIRLANE_KAFKA": deployment.bootstrap,
+        "FAIRLANE_PREFIX": deployment.topics.prefix,
+        "FAIRLANE_REPLICATION": "1",
+    }
+    processes = Processes(tmp_path, env)
+    try:
+        scheduler = processes.start("scheduler", "--instance", "one")
+        assert scheduler.process.wait(DEADLINE_S) == HALTED, scheduler.text()
+    finally:
+        processes.close()
+    note = scheduler.noted("halted")
+    assert note is not None
+    assert re.search(expected, note["detail"])
+    assert WAY_OUT in note["detail"]
