@@ -113,7 +113,7 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
 
 def _read_decisions(log: Log, partition: Partition) -> _Story:
     bounds = _bounds(log, partition)
-    snapshot = _find_snapshot(log, partition, bounds)
+    snapshot, tail_start, tail = _find_snapshot(log, partition, bounds)
     if 0 < bounds.low > snapshot:
         raise RecoveryError(
             f"{partition[0]}[{partition[1]}] begins at offset {bounds.low} and holds no snapshot: "
@@ -123,7 +123,9 @@ def _read_decisions(log: Log, partition: Partition) -> _Story:
     story = _Story(snapshot_offset=snapshot)
     chunks: list[bytes] = []
     start = snapshot if snapshot >= 0 else bounds.low
-    for record in _read_range(log, partition, start, bounds.end):
+    if start < tail_start:
+        tail = _read_range(log, partition, start, bounds.end)
+    for record in (found for found in tail if found.offset >= start):
         decided = _verified(story, record, is_first=record.offset == snapshot)
         if isinstance(decided, Decision):
             story.decisions.append((record, decided))
@@ -156,14 +158,18 @@ def _verified(story: _Story, record: Record, *, is_first: bool) -> Decision | Sn
     return decided
 
 
-def _find_snapshot(log: Log, partition: Partition, bounds: Bounds) -> int:
-    """Offset of the latest snapshot's first chunk, -1 when there is none."""
+def _find_snapshot(log: Log, partition: Partition, bounds: Bounds) -> tuple[int, int, list[Record]]:
+    """Offset of the latest snapshot's first chunk, -1 when there is none; and what was read.
+
+    That is all from an offset on, (snapshot, offset, records): most of the time it is enough.
+    """
     back = TAIL_RECORDS
     while True:
         start = max(bounds.low, bounds.end - back)
         found = -1
         seen = False
-        for record in _read_range(log, partition, start, bounds.end):
+        records = _read_range(log, partition, start, bounds.end)
+        for record in records:
             try:
                 seal: Chain = decode_header(record, Chain)
                 decided: Decision | SnapshotChunk = decode_value(record, DecisionRecord)
@@ -175,7 +181,7 @@ def _find_snapshot(log: Log, partition: Partition, bounds: Bounds) -> int:
             else:
                 found, seen = seal.snapshot, True
         if seen or start == bounds.low:
-            return found
+            return found, start, records
         back *= 16
 
 
@@ -187,8 +193,8 @@ def _bounds(log: Log, partition: Partition) -> Bounds:
 def _read_range(log: Log, partition: Partition, start: int, end: int) -> list[Record]:
     """Every record of [start, end); transaction markers leave gaps.
 
-    With a reader of its own: one that is assigned anew waits half a second for the answer
-    that a broker holds back at the end of what was read before.
+    With a reader of its own: a client that is given a topic when it is connected already asks
+    where that is up to a second later.
     """
     records: list[Record] = []
     if start >= end:
