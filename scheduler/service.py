@@ -120,6 +120,7 @@ class Scheduler:
 
     def _own(self, number: int) -> None:
         self._drop(number)
+        self._notes.info("shard assigned", shard=number)
         self.shards[number] = Shard(
             self._log,
             self._topics,

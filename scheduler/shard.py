@@ -31,7 +31,7 @@ from schemas.topics import Topics
 #: Certain aborts of one cycle before the shard is rebuilt.
 ABORTS_MAX = 5
 #: Bytes of decisions after which a snapshot is written: bounds what recovery re-applies.
-SNAPSHOT_BYTES = 4_000_000
+SNAPSHOT_BYTES = 250_000
 #: ... and the longest time between two, also when idle.
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
@@ -87,6 +87,7 @@ class Shard:
         self._close_producer()
         self._producer = self._log.transactional(self.transactional_id)
         self._producer.init()
+        self._notes.info("shard initialised", shard=self.shard)
         recovered = recover(self._log, self._topics, self.shard, self._notes)
         if recovered.state.seq == 0:
             self._check_new()
@@ -242,7 +243,7 @@ class Shard:
     # --- now and then
 
     def _housekeeping(self, now_ms: int) -> None:
-        enough = max(SNAPSHOT_BYTES, 2 * self._snapshot_bytes)
+        enough = max(SNAPSHOT_BYTES, self._snapshot_bytes)
         is_due = now_ms - self._snapshot_ms >= SNAPSHOT_MS
         if self.state.seq and (self._bytes_since >= enough or is_due):
             self.write_snapshot()
