@@ -5,7 +5,7 @@ come is a shard that goes on and passes over what callers were told is accepted.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
@@ -25,7 +25,7 @@ HALTED = 4
 
 @pytest.fixture
 def deployment(kafka_bootstrap: str) -> Iterator[Deployment]:
-    """One request has ended, one waits; frontiers are committed."""
+    """A request has ended, two wait, a snapshot stands between them; frontiers are committed."""
     found = Deployment(kafka_bootstrap, f"lost-{uuid4().hex[:8]}")
     clock = found.clock = ManualClock(found.clock.now_ms())
     shard = found.running()
@@ -34,6 +34,9 @@ def deployment(kafka_bootstrap: str) -> Iterator[Deployment]:
     found.until(lambda: list(shard.state.ids) == ["live"], shard)
     clock.advance(FRONTIER_MS)
     shard.turn(0.0)
+    shard.write_snapshot()
+    found.submit("after the snapshot")
+    found.quiet(shard)
     shard.close()
     yield found
     found.close()
@@ -42,7 +45,7 @@ def deployment(kafka_bootstrap: str) -> Iterator[Deployment]:
 def requests_cut_off(deployment: Deployment) -> str:
     topic, number = deployment.requests
     deployment.log.delete_records({(topic, number): 2})
-    return rf"{re.escape(topic)}\[{number}\]: offsets 0\.\.2 are needed, the log holds 2\.\.2"
+    return rf"{re.escape(topic)}\[{number}\]: offsets 1\.\.3 are needed, the log holds 2\.\.3"
 
 
 def requests_recreated(deployment: Deployment) -> str:
@@ -51,23 +54,21 @@ def requests_recreated(deployment: Deployment) -> str:
     return rf"topic {re.escape(topic)} was deleted or recreated"
 
 
+def decisions_cut_off_above_the_snapshot(deployment: Deployment) -> str:
+    return cut_off(deployment, spared=2)  # the last decision, and the marker that follows it
+
+
 def decisions_cut_off(deployment: Deployment) -> str:
+    return cut_off(deployment, spared=0)
+
+
+def cut_off(deployment: Deployment, spared: int) -> str:
+    """Delete the decisions but for the last offsets."""
     decisions = (deployment.topics.decisions, 0)
     with closing(deployment.log.reader()) as reader:
-        end = reader.bounds(decisions).end
-    deployment.log.delete_records({decisions: end})
-    return rf"{re.escape(decisions[0])}\[0\] begins at offset {end} and holds no snapshot"
-
-
-def decisions_cut_off_above_the_snapshot(deployment: Deployment) -> str:
-    shard = deployment.running()
-    shard.write_snapshot()
-    deployment.submit("after the snapshot")
-    deployment.quiet(shard)
-    shard.close()
-    decisions = (deployment.topics.decisions, 0)
-    deployment.log.delete_records({decisions: shard._snapshot + 1})
-    return rf"{re.escape(decisions[0])}\[0\]"
+        low = reader.bounds(decisions).end - spared
+    deployment.log.delete_records({decisions: low})
+    return rf"{re.escape(decisions[0])}\[0\] begins at offset {low} and holds no snapshot"
 
 
 def decisions_recreated(deployment: Deployment) -> str:
@@ -83,43 +84,36 @@ def recreate(deployment: Deployment, topic: str) -> None:
     deployment.log.ensure_topics([spec for spec in specs if spec.name == topic])
 
 
-DAMAGES = [
-    requests_cut_off,
-    decisions_cut_off,
-    decisions_cut_off_above_the_snapshot,
-    decisions_recreated,
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: str(damage.__name__))
 def test_a_damaged_log_stops_the_shard_with_its_place_and_the_way_out(
-    deployment: Deployment, damage: Callable[[Deployment], str]
+    deployment: Deployment,
 ) -> None:
-    expected = damage(deployment)
-    shard = deployment.shard()
-    with pytest.raises(RecoveryError, match=expected) as stopped:
-        shard.take_over()
-    assert WAY_OUT in str(stopped.value)
-    assert not shard.ready
+    """One damage on top of the other; each is met before those that came earlier."""
+    for damage in (
+        requests_cut_off,
+        decisions_cut_off_above_the_snapshot,
+        decisions_cut_off,
+        decisions_recreated,
+    ):
+        expected = damage(deployment)
+        shard = deployment.shard()
+        with pytest.raises(RecoveryError, match=expected) as stopped:
+            shard.take_over()
+        assert WAY_OUT in str(stopped.value)
+        assert not shard.ready
 
 
 def test_a_shard_stops_when_what_it_has_not_read_is_cut_off(deployment: Deployment) -> None:
     first = deployment.running()
-    deployment.cancel(1)
+    for offset in (1, 2):
+        deployment.cancel(offset)
     deployment.until(lambda: not first.state.live, first)
     first.write_snapshot()
     first.close()
     deployment.submit("never read")
-    deployment.log.delete_records({deployment.requests: 3})
+    deployment.log.delete_records({deployment.requests: 4})
     shard = deployment.shard()
     shard.take_over()
-    assert "position 2 is outside of the log, which holds 3..3" in stopped(deployment, shard)
-
-
-def test_a_running_shard_stops_when_its_requests_are_recreated(deployment: Deployment) -> None:
-    shard = deployment.running()
-    recreate(deployment, deployment.requests[0])
-    assert "position 2 is outside of the log, which holds 0..0" in stopped(deployment, shard)
+    assert "position 3 is outside of the log, which holds 4..4" in stopped(deployment, shard)
 
 
 def stopped(deployment: Deployment, shard: Shard) -> str:
@@ -130,10 +124,13 @@ def stopped(deployment: Deployment, shard: Shard) -> str:
     return str(error.value)
 
 
-def test_the_process_ends_as_halted_and_its_notes_say_why(
+def test_recreated_requests_stop_a_running_shard_and_end_a_process_as_halted(
     deployment: Deployment, tmp_path: Path
 ) -> None:
+    shard = deployment.running()
     expected = requests_recreated(deployment)
+    assert "position 3 is outside of the log, which holds 0..0" in stopped(deployment, shard)
+    shard.close()
     env = {
         "FAIRLANE_KAFKA": deployment.bootstrap,
         "FAIRLANE_PREFIX": deployment.topics.prefix,
