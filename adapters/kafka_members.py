@@ -15,7 +15,7 @@ from adapters.kafka_client import Settings, error_of, meaning
 from schemas.log import Change, FencedError, LogError
 
 #: Longest wait inside of the client: it doesn't come back early when the assignment changes.
-SLICE_S = 0.05
+SLICE_S = 0.01
 
 #: A consumer's fatal error names its cause in the text alone.
 _FENCED_TEXT = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()

@@ -270,7 +270,11 @@ class KafkaTransactional:
             InDoubtError: it may or may not be committed; `init` again and read.
         """
         client = self._open_client()
-        if client.flush(END_S):
+        try:
+            outstanding = client.flush(END_S)
+        except (KafkaException, SystemError) as raised:
+            self._give_up(_fatal(raised), "commit")
+        if outstanding:
             self.close()
             raise InDoubtError(
                 f"{self._place}: commit: the brokers took no record for {END_S} s; initialise "
@@ -366,6 +370,19 @@ class KafkaTransactional:
                 time.sleep(RETRY_PAUSE_S)
             else:
                 return None
+
+
+def _fatal(raised: BaseException) -> KafkaError:
+    """The fatal error that serving callbacks raised.
+
+    The client raises it between two callbacks and calls the next one all the same, which
+    Python then reports as a SystemError caused by it.
+    """
+    if isinstance(raised, KafkaException):
+        return error_of(raised)
+    if raised.__cause__ is None:
+        raise raised
+    return _fatal(raised.__cause__)
 
 
 def _delivery_failure(error: KafkaError | None, message: Message) -> LogError | None:

@@ -57,7 +57,8 @@ class KafkaReader:
     """Reads assigned partitions in offset order. Not for several threads at once."""
 
     def __init__(self, settings: Settings, questions: Questions, *, committed_only: bool) -> None:
-        self._client = Consumer(settings.reader(committed_only=committed_only))
+        self._settings = settings.reader(committed_only=committed_only)
+        self._client: Consumer | None = None
         self._questions = questions
         self._committed_only = committed_only
         self._positions: dict[Partition, int] = {}
@@ -65,8 +66,12 @@ class KafkaReader:
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
+        self.close()
         self._positions = dict(positions)
         self._failures = {}
+        # A client asks for its topics when it connects. One that is connected already looks for
+        # topics that it doesn't know once a second only, so each assignment has its own.
+        self._client = Consumer(self._settings)
         self._client.assign(
             [TopicPartition(topic, number, at) for (topic, number), at in positions.items()]
         )
@@ -79,6 +84,9 @@ class KafkaReader:
             LogError: a partition can't be read (unknown topic, not allowed), likewise.
         """
         deadline = time.monotonic() + timeout_s
+        if self._client is None:
+            time.sleep(timeout_s)
+            return []
         messages = self._client.consume(1, max(0.0, timeout_s))
         if messages and limit > 1:
             collect_s = min(COLLECT_S, max(0.0, deadline - time.monotonic()))
@@ -129,7 +137,9 @@ class KafkaReader:
 
     def close(self) -> None:
         """Free the client."""
-        self._client.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def _note(self, error: KafkaError, message: Message) -> None:
         """Keep what an event says: an end reached, or a failure to raise."""

@@ -51,7 +51,7 @@ class Recovered:
     bodies: dict[int, Body]
     digest: bytes = b""  #: of the last record in `decisions`
     snapshot: int = -1  #: offset of the latest snapshot's first chunk
-    snapshot_ms: int = 0  #: when it was written
+    snapshot_ms: int = 0  #: when it was written; without one, when the first decision was
     snapshot_bytes: int = 0
     bytes_since: int = 0  #: of decisions since that snapshot
     decisions: int = 0  #: how many were applied again
@@ -129,6 +129,7 @@ def _read_decisions(log: Log, partition: Partition) -> _Story:
         decided = _verified(story, record, is_first=record.offset == snapshot)
         if isinstance(decided, Decision):
             story.decisions.append((record, decided))
+            story.snapshot_ms = story.snapshot_ms or record.timestamp_ms
             story.bytes_since += len(record.value)
         else:
             chunks.append(decided.data)

@@ -96,7 +96,7 @@ class Shard:
         self._digest = recovered.digest
         self._snapshot = recovered.snapshot
         self._bytes_since = recovered.bytes_since
-        self._snapshot_ms = recovered.snapshot_ms
+        self._snapshot_ms = recovered.snapshot_ms or self._now()
         self._snapshot_bytes = recovered.snapshot_bytes
         self._inputs = InputReader(self._log, self._reader, self._topics, self.shard)
         self._follow()

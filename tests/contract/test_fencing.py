@@ -55,6 +55,19 @@ def test_a_zombie_that_begins_after_the_take_over_is_fenced(harness: Harness) ->
     assert harness.committed(group, (topic, 0)) == Commit(7, "heir")
 
 
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_zombie_that_sends_records_alone_is_fenced(harness: Harness, records: int) -> None:
+    topic, name = harness.topic(), harness.fresh("id")
+    zombie = harness.transactional(name)
+    harness.transactional(name)
+    zombie.begin()
+    for _ in range(records):
+        zombie.send(topic, 0, b"zombie")
+    with pytest.raises(FencedError, match=name):
+        zombie.commit()
+    assert harness.values((topic, 0)) == []
+
+
 def _whole_transaction(holder: TransactionalProducer, topic: str, group: str) -> None:
     holder.begin()
     holder.send(topic, 0, b"zombie")
