@@ -25,6 +25,7 @@ from schemas.records import VERSION, Batch, Cancel, Dead, LaneRecord, Request, R
 from schemas.topics import Topics
 from tests.support.lanes import CountingMeter, Holder, ListedNotes, ManualSlots
 from tests.support.policies import embed_policy
+from tests.support.processes import DEADLINE_S
 from workers.lane import Lane, Phase
 from workers.names import LaneNames
 
@@ -252,8 +253,16 @@ class Deployment:
         return recover(self.log, self.topics, 0, self.notes)
 
     def recovers_as(self, shard: Shard) -> bool:
-        """Whether the live state equals the log's, byte for byte."""
-        return dump(shard.state) == dump(self.recovered().state)
+        """Whether the live state equals the log's, byte for byte.
+
+        Nothing is initialised here, and a reader sees a commit some milliseconds late: read
+        again until the last decision is there.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        recovered = self.recovered().state
+        while recovered.seq < shard.state.seq and time.monotonic() < deadline:
+            recovered = self.recovered().state
+        return dump(shard.state) == dump(recovered)
 
     def results(self) -> list[Result]:
         """Every committed result."""
