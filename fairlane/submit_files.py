@@ -87,6 +87,8 @@ def _line(number: int, text: bytes, digest: str) -> Line:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Line(number, "", b"", f"no JSON object: {error}")
+    except RecursionError:
+        return Line(number, "", b"", "nested too deeply")
     raw = fields.pop("id", None)
     key = f"{digest}:{number}"
     if raw is not None:

@@ -60,7 +60,7 @@ def build_app(ingress: Ingress) -> Starlette:
             Route("/healthz", door.healthz, methods=["GET"]),
             Route("/readyz", door.readyz, methods=["GET"]),
         ],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, Exception: _own_error},
         lifespan=lifespan,
     )
 
@@ -179,13 +179,22 @@ def _problem(problem: Problem) -> Response:
 async def _http_error(_: Request, error: Exception) -> Response:
     """No such path or method: a problem as well, but none of a request's."""
     assert isinstance(error, HTTPException)
-    document = msgspec.json.encode(
-        {
-            "type": TYPE_PREFIX + "http",
-            "title": error.detail,
-            "status": error.status_code,
-            "detail": f"{error.detail}; the calls are POST {ROUTE}, GET {ROUTE}/{{id}}, "
-            f"POST {ROUTE}/{{id}}/cancel",
-        }
-    )
+    calls = f"POST {ROUTE}, GET {ROUTE}/{{id}}, POST {ROUTE}/{{id}}/cancel"
+    detail = f"{error.detail}; the calls are {calls}"
+    document = _http_document(error.status_code, error.detail, detail)
     return Response(document, error.status_code, error.headers, PROBLEM_TYPE)
+
+
+async def _own_error(_: Request, error: Exception) -> Response:
+    """A fault of ours, which the server logs: what a caller may do about it."""
+    detail = (
+        f"the ingress failed with {type(error).__name__}; look the request up, or send it again "
+        "with the same Idempotency-Key"
+    )
+    return Response(_http_document(500, "Internal Server Error", detail), 500, None, PROBLEM_TYPE)
+
+
+def _http_document(status: int, title: str, detail: str) -> bytes:
+    return msgspec.json.encode(
+        {"type": TYPE_PREFIX + "http", "title": title, "status": status, "detail": detail}
+    )

@@ -147,7 +147,7 @@ def _output(body: bytes, content_type: str) -> dict[str, Any]:
         try:
             body.decode()
             raw = msgspec.json.decode(body, type=msgspec.Raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
         else:
             return {"output": raw, "content_type": JSON_TYPE}

@@ -70,13 +70,18 @@ def read(
         body.decode()
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        message = f"the body is no JSON object: {error}"
-        return Faults((Fault(Reason.INVALID_REQUEST, "body", message),))
+        return _unreadable(f"the body is no JSON object: {error}")
+    except RecursionError:
+        return _unreadable("the body is nested too deeply")
     reader = _Reader(fields, policy, tenant)
     submission = reader.submission(request_id, now_ms)
     if reader.faults:
         return Faults(tuple(reader.faults), reader.endpoint.name if reader.endpoint else "")
     return submission
+
+
+def _unreadable(message: str) -> Faults:
+    return Faults((Fault(Reason.INVALID_REQUEST, "body", message),))
 
 
 class _Reader:
@@ -172,7 +177,7 @@ class _Reader:
             return None
         try:
             value = msgspec.json.decode(raw)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             value = None
         if fits(value):
             return value
