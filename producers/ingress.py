@@ -10,7 +10,6 @@ is told to stop, and `stop()` when no call is under way any more.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from producers.core.answers import (
 )
 from producers.core.submission import Faults, Submission, read
 from producers.directory import Directory, View
+from producers.following import Followers
 from producers.indexer import Indexer
 from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
 from producers.ports import Clock, Index, Limits, Offload, RandomBytes
@@ -42,7 +42,7 @@ from schemas.front import (
     RequestName,
     StoreDownError,
 )
-from schemas.log import FencedError, Log, LogError, TooLargeError, UnavailableError
+from schemas.log import Log, LogError, TooLargeError, UnavailableError
 from schemas.policy import Tenant
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
@@ -53,18 +53,14 @@ ROUTE = "/v1/requests"
 WAIT_S_MAX = 30.0
 #: Longest single wait for new records: how long a stop or a new assignment goes unnoticed.
 POLL_S = 0.1
-#: Pause of a follower that found nothing: an in-process log never waits by itself.
-IDLE_S = 0.01
-#: Pause after an error of the log or of Redis.
-ERROR_PAUSE_S = 0.5
 #: How often refusal counts and late index entries are looked after.
 TICK_S = 0.25
 #: Accepted requests that Redis has not taken yet; beyond it their results alone are found.
 UNINDEXED_MAX = 10_000
-#: A turn of a follower is over by then even if the log does not answer.
-TURN_S_MAX = 10.0
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
+#: And what the index has not taken yet so long.
+INDEX_LATE_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -122,24 +118,18 @@ class Ingress:
         self._room = WaitRoom(parts.index)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._unindexed: dict[RequestName, Acceptance] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._followers = Followers(parts.offload)
         self.is_draining = False
-        self._stopping = asyncio.Event()
 
     # --- life
 
     def start(self) -> None:
         """Begin to follow the log, in the running event loop."""
         directory, offload = self.directory, self._parts.offload
-        self._tasks = [
-            asyncio.create_task(
-                self._forever("directory", lambda: offload(lambda: directory.turn(POLL_S)))
-            ),
-            asyncio.create_task(
-                self._forever("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
-            ),
-            asyncio.create_task(self._forever("tick", self._tick)),
-        ]
+        start = self._followers.start
+        start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
+        start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
+        start("tick", self._tick)
 
     def drain(self) -> None:
         """Tell balancers to go elsewhere and end the long polls; calls are still served."""
@@ -149,18 +139,16 @@ class Ingress:
     async def stop(self) -> None:
         """Stop following, publish what is left, free every client."""
         self.drain()
-        self._stopping.set()
-        # Never cancelled while they run well: a reader may not be closed under a thread's poll.
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=TURN_S_MAX)
-            for task in late:
-                task.cancel()
-        with suppress(StoreDownError):
-            await self._index_late()
+        await self._followers.stop()
         self._refusals.drain()
         left = await self._parts.offload(lambda: self._publisher.flush(FLUSH_S))
         if left:
             log.error("stopped with %d records unconfirmed", left)
+        with suppress(StoreDownError, TimeoutError):  # after the flush: it reports late ones
+            async with asyncio.timeout(INDEX_LATE_S):
+                await self._index_late()
+        if self._unindexed:
+            log.error("stopped with %d requests not indexed", len(self._unindexed))
         for part in (self._publisher, self._indexer, self.directory, self._bodies):
             part.close()
 
@@ -172,6 +160,8 @@ class Ingress:
             return "it has not read policy and keys yet; is Kafka up, are the topics there?"
         if self.directory.view is None:
             return "no policy yet: run `fairlane policy apply FILE`"
+        if ended := self._followers.ended():
+            return f"it follows {ended} no more: another process of this name does"
         return ""
 
     # --- calls
@@ -359,7 +349,7 @@ class Ingress:
     # --- loops
 
     async def _tick(self) -> int:
-        await self._pause(TICK_S)
+        await self._followers.pause(TICK_S)
         self._refusals.tick()
         await self._index_late()
         return 1
@@ -368,32 +358,3 @@ class Ingress:
         for name, acceptance in list(self._unindexed.items()):
             await self._index.accept(name, acceptance)
             del self._unindexed[name]
-
-    async def _pause(self, pause_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._stopping.wait()
-
-    async def _forever(
-        self,
-        what: str,
-        turn: Callable[[], Awaitable[int]],
-        recover: Callable[[], None] | None = None,
-    ) -> None:
-        """Turn after turn; errors of the log and of Redis are waited out."""
-        while not self._stopping.is_set():
-            try:
-                if not await turn():
-                    await self._pause(IDLE_S)
-            except StoreDownError as error:
-                log.warning("%s: waits for Redis: %s", what, error)
-                await self._pause(ERROR_PAUSE_S)
-            except FencedError as error:
-                # Never taken back: the other one would be fenced in turn, and so on for ever.
-                log.error("%s: left to another process of this name: %s", what, error)  # noqa: TRY400
-                return
-            except LogError as error:
-                log.warning("%s: waits for the log: %s", what, error)
-                if recover:
-                    await self._parts.offload(recover)
-                await self._pause(ERROR_PAUSE_S)

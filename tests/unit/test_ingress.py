@@ -10,12 +10,13 @@ import pytest
 
 from adapters.memory import MemoryLog
 from schemas import codec
-from schemas.log import Headers, InDoubtError, OnDelivery, Record, UnavailableError
+from schemas.log import InDoubtError, Record, UnavailableError
 from schemas.policy import Tenant
 from schemas.policy_check import check
 from schemas.reasons import Reason
 from schemas.records import ApiKey, Cancel, End, Refusal, Request
 from tests.support.door import POLICY, Clock, Door, door, until
+from tests.support.sick import SickProducer
 
 Scenario = Callable[[Door], Awaitable[None]]
 
@@ -503,35 +504,6 @@ def test_a_rate_limit_refusal_record_says_all() -> None:
         assert 60 < refusal.retry_after_s <= 65
 
     play(scenario)
-
-
-class SickProducer:
-    """A producer whose reports the test decides on."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.reports: list[OnDelivery] = []
-
-    def send(
-        self,
-        topic: str,
-        partition: int,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        if self.error:
-            raise self.error
-        if on_delivery:
-            self.reports.append(on_delivery)
-
-    def flush(self, timeout_s: float) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_publish_in_doubt_tells_the_id_and_a_late_report_is_not_lost() -> None:

@@ -1,0 +1,79 @@
+"""What fails below the door: followers, late reports, hung calls."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from adapters.memory import MemoryLog
+from producers import following
+from schemas.log import FencedError, LogError
+from tests.support.door import Clock, Door, door, until
+from tests.support.sick import SickProducer
+
+Scenario = Callable[[Door], Awaitable[None]]
+
+
+def play(scenario: Scenario, **options: Any) -> None:
+    async def with_door() -> None:
+        async with door(MemoryLog(Clock()), **options) as opened:
+            await scenario(opened)
+
+    asyncio.run(with_door())
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), LogError("the log's")])
+def test_a_follower_outlives_any_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(following, "ERROR_PAUSE_S", 0.01)
+
+    async def scenario() -> None:
+        turns: list[int] = []
+
+        async def turn() -> int:
+            turns.append(1)
+            if len(turns) <= 2:
+                raise error
+            return 0
+
+        def recover() -> None:
+            raise error
+
+        followers = following.Followers(asyncio.to_thread)
+        followers.start("index", turn, recover)
+        await until(lambda: len(turns) > 2)
+        assert followers.ended() == ""
+        assert "index: " in caplog.text
+        await followers.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_fenced_follower_ends_and_readiness_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(opened: Door) -> None:
+        async def fenced(_: float) -> int:
+            raise FencedError("another one")
+
+        monkeypatch.setattr(opened.ingress._indexer, "turn", fenced)
+        await until(opened.ingress.why_not_ready)
+        ready = await opened.http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["detail"].startswith("it follows index no more")
+
+    play(scenario)
+
+
+def test_what_the_last_flush_reports_is_still_indexed() -> None:
+    async def scenario(opened: Door) -> None:
+        producer = SickProducer()
+        publisher = opened.ingress._publisher
+        publisher._producer, publisher._timeout_s = producer, 0.02
+        request_id = (await opened.post(key="mine")).json()["id"]
+        producer.at_flush = lambda: producer.reports[0](4, None)
+        await opened.ingress.stop()
+        names = [key.decode() async for key in opened.redis.scan_iter("fairlane:{*")]
+        assert f"fairlane:{{acme}}:request:{request_id}" in names
+
+    play(scenario)
