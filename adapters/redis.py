@@ -5,12 +5,12 @@ trip. What does not: which limits there are, or what to do while Redis is down; 
 failure of the client surfaces as `StoreDownError`.
 
 Keys, all with the tenant as the hash tag and all with a TTL:
-    <prefix>:{<tenant>}:limit:<endpoint>   see lua/limiter.lua
-    <prefix>:{<tenant>}:charge:<id>        see lua/limiter.lua
-    <prefix>:{<tenant>}:request:<id>       hash: `accepted`, `ended` (JSON), `body` (bytes)
+    <prefix>:{<tenant>}:limit:<endpoint>         see lua/limiter.lua
+    <prefix>:{<tenant>}:charge:<endpoint>:<id>   see lua/limiter.lua
+    <prefix>:{<tenant>}:request:<id>             hash: `accepted`, `ended` (JSON), `body` (bytes)
 
 The two halves of an index entry are separate fields, each written once: whichever of the
-acceptance and the result comes first, neither can overwrite the other.
+acceptance and the result comes first, neither can overwrite the other (lua/finish.lua).
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from schemas.front import (
     INDEX_TTL_MS,
     SLOT_MS,
     SLOTS,
+    WAITING_TTL_MS,
     Acceptance,
     Admission,
     Charge,
@@ -135,9 +136,7 @@ class RedisLimits:
         """`now_override_ms` stands in for Redis's clock in tests; leave it empty in service."""
         self._prefix, self._timeout_s = prefix, timeout_s
         self.now_override_ms = now_override_ms
-        source = files("adapters").joinpath("lua/limiter.lua").read_text(encoding="utf-8")
-        # The registered script loads itself again when the server has forgotten it.
-        self._script = client.register_script(source)
+        self._script = client.register_script(_source("limiter"))
         self._gather = Gather(self._charge_all, CHARGES_MAX)
 
     async def charge(self, charge: Charge) -> Verdict:
@@ -149,12 +148,20 @@ class RedisLimits:
         arguments: list[str | int] = [SLOT_MS, SLOTS, CHARGE_TTL_MS, self.now_override_ms]
         for charge in charges:
             tag = f"{self._prefix}:{{{charge.tenant}}}"
-            keys += [f"{tag}:limit:{charge.endpoint}", f"{tag}:charge:{charge.id}"]
+            keys += [
+                f"{tag}:limit:{charge.endpoint}",
+                f"{tag}:charge:{charge.endpoint}:{charge.id}",
+            ]
             arguments += [charge.cost, charge.limit]
         answers = await _answered(self._script(keys=keys, args=arguments), self._timeout_s)
         return [
             _verdict(charge.limit, *answer) for charge, answer in zip(charges, answers, strict=True)
         ]
+
+
+def _source(name: str) -> str:
+    """A script; registered, it loads itself again when the server has forgotten it."""
+    return files("adapters").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
 
 
 def _verdict(limit: int, admission: int, used: int, retry_ms: int) -> Verdict:
@@ -167,6 +174,7 @@ class RedisIndex:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
+        self._finish = client.register_script(_source("finish"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
 
@@ -181,21 +189,20 @@ class RedisIndex:
         pipe = self._client.pipeline(transaction=False)
         for name, acceptance in items:
             pipe.hsetnx(self._key(name), "accepted", _text(acceptance))
-            pipe.pexpire(self._key(name), INDEX_TTL_MS)
+            # The end may have come first: it has set its own time, which stays.
+            pipe.pexpire(self._key(name), WAITING_TTL_MS, nx=True)
         await _answered(pipe.execute(), self._timeout_s)
         return [None] * len(items)
 
     async def finish(self, endings: Sequence[Ending]) -> None:
         """Write terminal outcomes; the first one of a request stays. Raises StoreDownError."""
         for start in range(0, len(endings), ENDINGS_MAX):
-            pipe = self._client.pipeline(transaction=False)
+            keys: list[str] = []
+            arguments: list[str | int | bytes] = [INDEX_TTL_MS]
             for name, terminal, body in endings[start : start + ENDINGS_MAX]:
-                key = self._key(name)
-                if body is not None:
-                    pipe.hsetnx(key, "body", cast("str", body))  # before what announces it
-                pipe.hsetnx(key, "ended", _text(terminal))
-                pipe.pexpire(key, INDEX_TTL_MS)
-            await _answered(pipe.execute(), WRITE_TIMEOUT_S)
+                keys.append(self._key(name))
+                arguments += [_text(terminal), int(body is not None), body or b""]
+            await _answered(self._finish(keys=keys, args=arguments), WRITE_TIMEOUT_S)
 
     async def lookup(self, name: RequestName) -> Entry | None:
         """What is known of a request, None when nothing is; raises StoreDownError."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from schemas.records import End, Usage
+from schemas.topics import RETENTION_MS
 
 #: Width of one counter of a limit, and how many are counted: the current one and the twelve
 #: before it, all whole. So no 60 s, wherever they begin, hold more than the limit.
@@ -19,8 +20,10 @@ SLOTS = 13
 #: Counters and charge ids are kept this long after the last charge: the whole window and
 #: one counter more.
 CHARGE_TTL_MS = (SLOTS + 1) * SLOT_MS
-#: An index entry lives this long after its last change; results stay longer in the log.
+#: An index entry lives this long after its request's end; results stay longer in the log.
 INDEX_TTL_MS = 24 * 3_600_000
+#: And that of a waiting request as much longer as one may wait: half the retention.
+WAITING_TTL_MS = RETENTION_MS // 2 + INDEX_TTL_MS
 #: Outputs up to this size stand in the index; larger ones are read from the log.
 INLINE_BYTES_MAX = 64_000
 
@@ -68,7 +71,7 @@ class Verdict(NamedTuple):
 
 
 class Acceptance(Struct, frozen=True):
-    """A request is in the log, at this place."""
+    """A request is in the log, at this place; `digest` is of its body, "" when unknown."""
 
     endpoint: str
     tier: str
@@ -76,6 +79,7 @@ class Acceptance(Struct, frozen=True):
     partition: int
     offset: int
     accepted_ms: int
+    digest: str = ""
 
 
 class Terminal(Struct, frozen=True):

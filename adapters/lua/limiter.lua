@@ -2,7 +2,7 @@
 --
 -- KEYS, two for each charge i = 1..n, all with the tenant as the hash tag:
 --   [2i-1] <prefix>:{<tenant>}:limit:<endpoint>   hash: the counters
---   [2i]   <prefix>:{<tenant>}:charge:<id>        string: this charge was taken
+--   [2i]   <prefix>:{<tenant>}:charge:<endpoint>:<id>   string: this charge was taken
 --   On a cluster one call carries the charges of one tenant (one hash tag) only.
 -- ARGV:
 --   [1] slot_ms, width of a counter       [2] slots, counters in the window, the current one too

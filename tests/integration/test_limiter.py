@@ -6,7 +6,7 @@ from secrets import token_hex
 from adapters.redis import RedisIndex, RedisLimits, connect
 from schemas.front import (
     CHARGE_TTL_MS,
-    INDEX_TTL_MS,
+    WAITING_TTL_MS,
     Acceptance,
     Admission,
     Charge,
@@ -70,7 +70,7 @@ def test_every_key_is_tagged_with_its_tenant_and_expires(redis_url: str) -> None
         assert len(keys) == 2 * (1 + 2 + 2)
         for key in keys:
             assert key.startswith((f"{prefix}:{{acme}}:", f"{prefix}:{{bolt}}:"))
-            longest_ms = INDEX_TTL_MS if ":request:" in key else CHARGE_TTL_MS
+            longest_ms = WAITING_TTL_MS if ":request:" in key else CHARGE_TTL_MS
             assert 0 < await client.pttl(key) <= longest_ms
         await client.aclose()
 

@@ -105,6 +105,15 @@ def test_a_repeated_charge_takes_nothing_for_the_whole_window(run: Run) -> None:
     run(scenario)
 
 
+def test_one_id_is_charged_at_each_endpoint(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        for endpoint in ("chat", "heavy"):
+            verdict = await counter.take(START_MS, 1, 3, charge_id="a", endpoint=endpoint)
+            assert verdict.admission is Admission.CHARGED
+
+    run(scenario)
+
+
 def test_a_refused_id_may_be_charged_later(run: Run) -> None:
     async def scenario(counter: Counter) -> None:
         await counter.take(START_MS, 1, 1, charge_id="a")
@@ -163,7 +172,7 @@ def test_every_key_has_a_time_to_live_and_the_tenant_as_hash_tag() -> None:
         await counter.take(START_MS, 1, 1)
         await counter.take(START_MS, 1, 1)
         keys = [key.decode() async for key in counter.redis.scan_iter()]
-        assert sorted(keys) == ["test:{acme}:charge:req_1", "test:{acme}:limit:chat"]
+        assert sorted(keys) == ["test:{acme}:charge:chat:req_1", "test:{acme}:limit:chat"]
         for key in keys:
             assert CHARGE_TTL_MS - 5_000 < await counter.redis.pttl(key) <= CHARGE_TTL_MS
 
