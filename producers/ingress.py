@@ -27,6 +27,7 @@ from producers.core.answers import (
 )
 from producers.core.submission import Faults, Submission, read
 from producers.directory import Directory, View
+from producers.flights import Flights
 from producers.following import Followers
 from producers.indexer import Indexer
 from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
@@ -42,7 +43,7 @@ from schemas.front import (
     RequestName,
     StoreDownError,
 )
-from schemas.log import Log, LogError, TooLargeError, UnavailableError
+from schemas.log import Headers, Log, LogError, TooLargeError, UnavailableError
 from schemas.policy import Tenant
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
@@ -103,6 +104,20 @@ class Status(NamedTuple):
     body: bytes | None
 
 
+class _Asked(NamedTuple):
+    """What a caller sent besides the request itself; `is_named`: with a key of its own."""
+
+    name: RequestName
+    key: str
+    digest: str
+    trace: bytes | None
+    is_named: bool
+
+    @property
+    def passed_through(self) -> Headers:
+        return [("traceparent", self.trace)] if self.trace else ()
+
+
 class Ingress:
     """One ingress process, without its HTTP."""
 
@@ -117,6 +132,7 @@ class Ingress:
         self._bodies = Bodies(parts.log, parts.offload)
         self._room = WaitRoom(parts.index)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
+        self._flights = Flights[Accepted | Problem]()
         self._unindexed: dict[RequestName, Acceptance] = {}
         self._followers = Followers(parts.offload)
         self.is_draining = False
@@ -185,7 +201,7 @@ class Ingress:
     async def submit(
         self, caller: Caller, body: bytes, key: str | None = None, trace: bytes | None = None
     ) -> Accepted | Problem:
-        """Take a request in; `key` makes a repetition the same request."""
+        """Take a request in; `key` makes a repetition of the same body the same request."""
         tenant = caller.tenant.name
         name, used_key = self._name(tenant, key)
         read_as = read(body, caller.view.policy, caller.tenant, name.id, self._clock.now_ms())
@@ -193,13 +209,11 @@ class Ingress:
             problem = of_faults(read_as.faults, read_as.reason)
             self._refusals.note(problem, tenant, read_as.endpoint)
             return problem
-        known = await self._known(name) if key is not None else None
-        if known:
-            return Accepted(name.id, used_key, state(known))
-        problem_or_none = await self._charge(caller, read_as)
-        if problem_or_none:
-            return problem_or_none
-        return await self._publish(caller, read_as, name, used_key, trace)
+        asked = _Asked(name, used_key, ids.body_digest(body), trace, is_named=key is not None)
+        answer = await self._flights.share(
+            name, asked.digest, lambda: self._take_in(caller, read_as, asked)
+        )
+        return answer or self._another(tenant)
 
     async def status(
         self, caller: Caller, request_id: str, wait_s: float = 0.0
@@ -238,6 +252,22 @@ class Ingress:
 
     # --- steps of a submission
 
+    async def _take_in(
+        self, caller: Caller, submission: Submission, asked: _Asked
+    ) -> Accepted | Problem:
+        known = await self._known(asked.name) if asked.is_named else None
+        if known:
+            digest = known.acceptance.digest if known.acceptance else ""
+            if digest not in {"", asked.digest}:
+                return self._another(caller.tenant.name)
+            return Accepted(asked.name.id, asked.key, state(known))
+        problem = await self._charge(caller, submission)
+        return problem or await self._publish(caller, submission, asked)
+
+    def _another(self, tenant: str) -> Problem:
+        detail = "Idempotency-Key: this key belongs to another request; send a new key"
+        return self.refuse(Reason.INVALID_REQUEST, detail, tenant)
+
     def _name(self, tenant: str, key: str | None) -> tuple[RequestName, str]:
         used_key = key if key is not None else self._parts.random_bytes(ids.KEY_BYTES).hex()
         return RequestName(tenant, ids.request_id(tenant, ROUTE, used_key)), used_key
@@ -269,22 +299,17 @@ class Ingress:
         return problem
 
     async def _publish(
-        self,
-        caller: Caller,
-        submission: Submission,
-        name: RequestName,
-        key: str,
-        trace: bytes | None,
+        self, caller: Caller, submission: Submission, asked: _Asked
     ) -> Accepted | Problem:
-        request, endpoint = submission.request, submission.endpoint
+        request, endpoint, name = submission.request, submission.endpoint, asked.name
         topic = self._topics.requests(submission.tier)
         partition = self._topics.request_partition(
             endpoint.pool, request.tenant, caller.view.policy
         )
 
         def acceptance(offset: int) -> Acceptance:
-            now_ms = self._clock.now_ms()
-            return Acceptance(endpoint.name, submission.tier, topic, partition, offset, now_ms)
+            now_ms, tier = self._clock.now_ms(), submission.tier
+            return Acceptance(endpoint.name, tier, topic, partition, offset, now_ms, asked.digest)
 
         try:
             offset = await self._publisher.publish(
@@ -292,7 +317,7 @@ class Ingress:
                 partition,
                 submission.body,
                 key=request.tenant.encode(),
-                headers=codec.header(request, [("traceparent", trace)] if trace else ()),
+                headers=codec.header(request, asked.passed_through),
                 on_late=lambda offset: self._remember(name, acceptance(offset)),
             )
         except TooLargeError as error:
@@ -300,9 +325,9 @@ class Ingress:
         except UnavailableError as error:
             return self._unavailable(f"the log does not take it: {error}")
         except LogError as error:
-            return in_doubt(name.id, key, str(error))
+            return in_doubt(name.id, asked.key, str(error))
         await self._note(name, acceptance(offset))
-        return Accepted(name.id, key, "waiting")
+        return Accepted(name.id, asked.key, "waiting")
 
     async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
         """Index an accepted request, now or when Redis is back: it is accepted anyhow."""
@@ -322,14 +347,16 @@ class Ingress:
         if not ids.is_request_id(name.id):
             return not_found()
         late = self._unindexed.get(name)
-        try:
-            entry = await self._index.lookup(name)
-        except StoreDownError as error:
-            if late is None:
-                return self._unavailable(f"the request can't be looked up now: {error}")
-            entry = None
+        entry, trouble = None, "Redis does not answer" if self._keeper.is_down else ""
+        if not trouble:
+            try:
+                entry = await self._index.lookup(name)
+            except StoreDownError as error:
+                trouble = str(error)
         if entry is None and late:
             return Entry(late, None, None)
+        if trouble:
+            return self._unavailable(f"the request can't be looked up now: {trouble}")
         return entry or not_found()
 
     async def _with_body(self, entry: Entry) -> Status | Problem:

@@ -27,6 +27,11 @@ def request_id(tenant: str, route: str, key: str) -> str:
     return "req_" + b32encode(hashed.digest()).decode().rstrip("=").lower()
 
 
+def body_digest(body: bytes) -> str:
+    """Digest of a POST body: tells a repetition of a request from another one of its key."""
+    return blake2b(body, digest_size=16).hexdigest()
+
+
 def is_request_id(text: str) -> bool:
     """Whether the text has the form of an id; nothing else is ever looked up."""
     return _ID.fullmatch(text) is not None

@@ -1,0 +1,75 @@
+"""One idempotency key is one request: at once, later, and with another body."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+from adapters.memory import MemoryLog
+from schemas.log import Record
+from tests.support.door import Clock, Door, door, until
+
+Scenario = Callable[[Door], Awaitable[None]]
+
+
+def play(scenario: Scenario) -> None:
+    async def with_door() -> None:
+        async with door(MemoryLog(Clock())) as opened:
+            await scenario(opened)
+
+    asyncio.run(with_door())
+
+
+def published(opened: Door) -> list[Record]:
+    return opened.records(opened.topics.requests("gold"))
+
+
+def test_simultaneous_copies_are_published_and_charged_once() -> None:
+    async def scenario(opened: Door) -> None:
+        posts = (opened.post(key="order-7", endpoint="heavy") for _ in range(20))
+        answers = await asyncio.gather(*posts)
+        assert {answer.status_code for answer in answers} == {202}
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        assert len(published(opened)) == 1
+        # Charged once: a second request of cost 4 still fits into the limit of 10.
+        assert (await opened.post(endpoint="heavy")).status_code == 202
+
+    play(scenario)
+
+
+def test_a_key_with_another_body_is_refused_at_once_and_later() -> None:
+    async def scenario(opened: Door) -> None:
+        both = await asyncio.gather(
+            opened.post(key="k", input=1), opened.post(key="k", endpoint="heavy", input=1)
+        )
+        assert sorted(answer.status_code for answer in both) == [202, 400]
+        later = await opened.post(key="k", input=2)
+        assert (later.status_code, later.json()["reason"]) == (400, "invalid_request")
+        assert "this key belongs to another request" in later.json()["detail"]
+        assert (await opened.post(key="k", input=1)).status_code == 202
+        assert [json.loads(record.value) for record in published(opened)] == [1]
+
+    play(scenario)
+
+
+def test_an_entry_without_a_digest_takes_any_body() -> None:
+    async def scenario(opened: Door) -> None:
+        request_id = (await opened.post(key="k")).json()["id"]
+        name = f"fairlane:{{acme}}:request:{request_id}"
+        stored = json.loads(await opened.redis.hget(name, "accepted") or b"")
+        del stored["digest"]
+        await opened.redis.hset(name, "accepted", json.dumps(stored))
+        assert (await opened.post(key="k", input="other")).json()["id"] == request_id
+
+    play(scenario)
+
+
+def test_a_caller_that_goes_away_ends_no_copys_submission() -> None:
+    async def scenario(opened: Door) -> None:
+        calls = [asyncio.create_task(opened.post(key="k")) for _ in range(2)]
+        await until(lambda: opened.ingress._flights._under_way)
+        calls[0].cancel()
+        assert (await calls[1]).status_code == 202
+        assert len(published(opened)) == 1
+        assert opened.ingress._flights._under_way == {}
+
+    play(scenario)
