@@ -86,7 +86,10 @@ async def _answered(call: Awaitable[R], timeout_s: float) -> R:
 
 
 class Gather(Generic[A, R]):
-    """Calls that come while one is under way go out together as the next one."""
+    """Calls that come while one is under way go out together as the next one.
+
+    When it fails, those that wait behind it fail with it: no queue of time-outs.
+    """
 
     def __init__(self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int) -> None:
         """Hand in what runs up to `size_max` calls at once, answering in their order."""
@@ -114,7 +117,8 @@ class Gather(Generic[A, R]):
         try:
             answers = await self._run([item for item, _ in calls])
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, all of them
-            for _, future in calls:
+            behind, self._waiting = self._waiting, []
+            for _, future in calls + behind:
                 if not future.done():
                     future.set_exception(error)
             return

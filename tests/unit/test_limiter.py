@@ -245,6 +245,23 @@ def test_an_error_of_a_gathered_call_reaches_all_and_the_next_goes_on() -> None:
     asyncio.run(scenario())
 
 
+def test_what_waits_behind_a_gathered_call_that_fails_fails_with_it() -> None:
+    async def scenario() -> None:
+        calls: list[list[int]] = []
+
+        async def run(items: list[int]) -> list[int]:
+            calls.append(items)
+            await asyncio.sleep(0)
+            raise StoreDownError("hung")
+
+        gather = Gather(run, 2)
+        answers = await asyncio.gather(*map(gather, range(9)), return_exceptions=True)
+        assert all(isinstance(answer, StoreDownError) for answer in answers)
+        assert calls == [[0, 1]]
+
+    asyncio.run(scenario())
+
+
 class Broken:
     """Limits that are down until they are mended."""
 
@@ -296,6 +313,7 @@ class Switched(RedisIndex):
     """Limits and index that are down until they are switched on."""
 
     is_on = False
+    lookups = 0
 
     async def charge(self, charge: Charge) -> Verdict:
         raise StoreDownError("Redis: gone")
@@ -306,6 +324,7 @@ class Switched(RedisIndex):
         await super().accept(name, acceptance)
 
     async def lookup(self, name: RequestName) -> Entry | None:
+        self.lookups += 1
         if not self.is_on:
             raise StoreDownError("Redis: gone")
         return await super().lookup(name)
@@ -321,6 +340,7 @@ def test_without_redis_requests_are_taken_and_indexed_when_it_is_back() -> None:
             assert (await opened.get(request_id)).json()["state"] == "waiting"
             other = await opened.get("req_" + "a" * 26)
             assert (other.status_code, other.json()["reason"]) == (503, "unavailable")
+            assert switched.lookups == 0  # left alone since the first charge failed
             switched.is_on = True
             name = RequestName("acme", request_id)
             await until(lambda: switched.lookup(name))
