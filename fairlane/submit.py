@@ -59,8 +59,9 @@ BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
 JITTER = 0.1
 #: Failures of one line in a row (no answer, or 5xx) until the run stops, about five minutes.
 TRIES_MAX = 15
-#: A request that was accepted and can't be found: its index entry may be on its way.
-NOT_FOUND_MAX = 5
+#: A request that was accepted and can't be found: its index entry may be on its way, and comes
+#: within minutes; looked for that often, each time after a longer pause.
+MISSES_MAX = 10
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -197,8 +198,13 @@ class Submission:
             self._ledger.result(sent.number, document, state)
             self._tell(1)
             return True
-        if answer.status_code == httpx.codes.NOT_FOUND and misses < NOT_FOUND_MAX:
-            await self._pacer.sleep(BACKOFF_S)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            if misses + 1 >= MISSES_MAX:
+                raise StopRunError(
+                    f"line {sent.number}: {sent.id} is not found in {MISSES_MAX} tries: was it "
+                    "sent with another tenant's key, or is it not indexed yet?"
+                )
+            await self._pacer.sleep(min(BACKOFF_S * 2**misses, BACKOFF_S_MAX))
             self._fetch.put_nowait((sent, misses + 1))
             return False
         detail = _document(answer).get("detail") or f"HTTP {answer.status_code}"

@@ -1,7 +1,8 @@
 """The files of `fairlane submit`: the lines to send, the journal, results and failed lines.
 
 Every file is appended to, one whole line at a write, so that a process killed at any moment
-leaves at most one torn line at the end, which the next run cuts off. What is finished is
+leaves at most one torn line at the end, which the next run cuts off, once all that stands in
+the file has proved to be of this submission; else nothing is changed. What is finished is
 read from the files themselves; memory holds bitmaps of line numbers, never lines.
 
     data.jsonl           read: one POST body a line, optionally with an "id"
@@ -11,26 +12,26 @@ read from the files themselves; memory holds bitmaps of line numbers, never line
     RESULTS.jsonl        written with --out: the final state of every accepted line
 """
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from pyroaring import BitMap
 
 from fairlane.errors import FairlaneError
+from fairlane.submit_append import Appended, whole_lines
 
 #: Longest line that is read whole; the ingress takes bodies up to 508,192 bytes.
 LINE_BYTES_MAX = 600_000
-#: Longest line of results that is read again; an output has at most 1 MB, base64 a third more.
-RESULT_BYTES_MAX = 2_000_000
 #: Longest "id" of a line: it becomes the Idempotency-Key.
 ID_CHARS_MAX = 200
 _CHUNK_BYTES = 1 << 20
+#: How each of our lines begins.
+_LINE_HEAD = b'{"line":'
+_WAY_OUT = "nothing was changed: name another file, or move that one away"
 
 
 class Line(NamedTuple):
@@ -74,7 +75,7 @@ def read_digest(path: Path) -> Digest:
 def read_lines(path: Path, digest: str) -> Iterator[Line]:
     """The lines of the file in order; blank ones are left out, broken ones carry their error."""
     with path.open("rb") as file:
-        for number, text in _whole_lines(file, LINE_BYTES_MAX):
+        for number, text in whole_lines(file, LINE_BYTES_MAX):
             if text is None:
                 yield Line(number, "", b"", f"longer than {LINE_BYTES_MAX} bytes")
             elif text.strip():
@@ -104,64 +105,6 @@ def _is_key(text: str) -> bool:
     return 0 < len(text) <= ID_CHARS_MAX and all("!" <= character <= "~" for character in text)
 
 
-def _whole_lines(file: BinaryIO, bytes_max: int) -> Iterator[tuple[int, bytes | None]]:
-    """Number and text of each line from 1 on; None for the text of one that is too long."""
-    number = 0
-    while piece := file.readline(bytes_max + 1):
-        number += 1
-        is_long = len(piece) > bytes_max and not piece.endswith(b"\n")
-        while is_long and piece and not piece.endswith(b"\n"):
-            piece = file.readline(bytes_max + 1)
-        yield number, None if is_long else piece
-
-
-class Appended:
-    """A file of whole lines that survives a kill: opening it cuts a torn last line off."""
-
-    def __init__(self, path: Path) -> None:
-        """Open or create it for this process alone; raises FairlaneError."""
-        self.path = path
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise FairlaneError(f"{path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            message = f"{path}: another run is at work on it; wait for its end or stop it"
-            raise FairlaneError(message) from error
-        self._cut()
-
-    def _cut(self) -> None:
-        end = os.fstat(self._file).st_size
-        while end > 0:
-            start = max(0, end - _CHUNK_BYTES)
-            found = os.pread(self._file, end - start, start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        os.truncate(self._file, end)
-
-    def lines(self) -> Iterator[bytes]:
-        """The lines that stand there now."""
-        with self.path.open("rb") as file:
-            for _, text in _whole_lines(file, RESULT_BYTES_MAX):
-                if text is not None:
-                    yield text
-
-    def append(self, line: bytes) -> None:
-        """Write one line, whole."""
-        data = line + b"\n"
-        while data:
-            data = data[os.write(self._file, data) :]
-
-    def close(self) -> None:
-        """Close it; another run may open it."""
-        os.close(self._file)
-
-
 class _Written(msgspec.Struct):
     line: int
     state: str = "failed"
@@ -179,9 +122,11 @@ class Ledger:
     def __init__(self, path: Path, digest: Digest, url: str, out: Path | None) -> None:
         """Open the files beside `path`; raises FairlaneError when they are of another job."""
         base = path.name.removesuffix(".jsonl")
+        journal, failed = (path.with_name(base + end) for end in (".journal", ".failed.jsonl"))
+        if out:
+            _check_out(out, (path, journal, failed))
         self._files = ExitStack()
-        self._journal = self._open(path.with_name(base + ".journal"))
-        self._failed = self._open(path.with_name(base + ".failed.jsonl"))
+        self._journal, self._failed = self._open(journal), self._open(failed)
         self._results = self._open(out) if out else None
         #: Lines accepted by the service.
         self.sent = BitMap()
@@ -189,8 +134,13 @@ class Ledger:
         self.ended = BitMap()
         self.failures = 0
         try:
-            self._check_head(path, digest, url)
+            head = msgspec.json.encode(_Head(1, digest.hex, url))
+            is_new = self._check_head(path, digest, url, head)
             self._read()
+            for file in filter(None, (self._journal, self._failed, self._results)):
+                file.cut()
+            if is_new:
+                self._journal.append(head)
         except FairlaneError:
             self.close()
             raise
@@ -209,15 +159,21 @@ class Ledger:
         self._files.callback(file.close)
         return file
 
-    def _check_head(self, path: Path, digest: Digest, url: str) -> None:
-        head = next(self._journal.lines(), None)
-        if head is None:
-            self._journal.append(msgspec.json.encode(_Head(1, digest.hex, url)))
-            return
+    def _check_head(self, path: Path, digest: Digest, url: str, head: bytes) -> bool:
+        """Whether the journal is yet to be begun; raises FairlaneError when it is another's."""
         journal = self._journal.path
+        if self._journal.is_empty():
+            if not head.startswith(self._journal.torn(len(head) + 1)):
+                raise FairlaneError(f"{journal}: no journal of a submission; {_WAY_OUT}")
+            if not self._failed.is_empty():
+                raise FairlaneError(
+                    f"{self.failed_path}: holds lines of something else, an earlier submission "
+                    f"perhaps; {_WAY_OUT}"
+                )
+            return True
         try:
-            known = msgspec.json.decode(head, type=_Head)
-        except msgspec.DecodeError as error:
+            known = msgspec.json.decode(next(self._journal.lines(), b""), type=_Head)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FairlaneError(f"{journal}: no journal of a submission: {error}") from error
         if known.file != digest.hex:
             raise FairlaneError(
@@ -229,22 +185,31 @@ class Ledger:
                 f"{journal} belongs to a submission to {known.url}: go on there, or remove it "
                 "to begin anew"
             )
+        return False
 
     def _read(self) -> None:
         for sent in self._sent_lines():
             self.sent.add(sent.number)
-        for file in filter(None, (self._failed, self._results)):
-            for text in file.lines():
-                try:
-                    written = msgspec.json.decode(text, type=_Written)
-                except msgspec.DecodeError as error:
-                    message = f"{file.path}: holds lines of something else: {error}"
-                    raise FairlaneError(message) from error
-                if written.line not in self.ended:
-                    self.failures += written.state != "succeeded"
-                self.ended.add(written.line)
+        for written in _written(self._failed):
+            self._end(written)
+        if self._results:
+            self._read_results(self._results)
         if self._results is None:
             self.ended |= self.sent
+
+    def _read_results(self, results: Appended) -> None:
+        for written in _written(results):
+            if written.line not in self.sent:
+                raise FairlaneError(
+                    f"{results.path}: holds results of another submission (line {written.line} "
+                    f"was not accepted); {_WAY_OUT}"
+                )
+            self._end(written)
+
+    def _end(self, written: _Written) -> None:
+        if written.line not in self.ended:
+            self.failures += written.state != "succeeded"
+        self.ended.add(written.line)
 
     def _sent_lines(self) -> Iterator[Sent]:
         for text in self._journal.lines():
@@ -280,3 +245,24 @@ class Ledger:
     def close(self) -> None:
         """Close all files."""
         self._files.close()
+
+
+def _check_out(out: Path, others: tuple[Path, ...]) -> None:
+    """Refuse to write results into a file that is used otherwise; raises FairlaneError."""
+    for other in others:
+        is_same = out.exists() and other.exists() and out.samefile(other)
+        if is_same or out.resolve() == other.resolve():
+            raise FairlaneError(f"--out {out}: that is {other}, which is not for results")
+
+
+def _written(file: Appended) -> Iterator[_Written]:
+    """The lines of results or failures; raises FairlaneError when any is not ours."""
+    torn = file.torn(len(_LINE_HEAD))
+    if file.is_empty() and not _LINE_HEAD.startswith(torn):
+        raise FairlaneError(f"{file.path}: holds lines of something else; {_WAY_OUT}")
+    for text in file.lines():
+        try:
+            yield msgspec.json.decode(text, type=_Written)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            message = f"{file.path}: holds lines of something else: {error}; {_WAY_OUT}"
+            raise FairlaneError(message) from error

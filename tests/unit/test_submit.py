@@ -22,6 +22,7 @@ from fairlane.submit import (
     EXIT_DONE,
     EXIT_SOME_FAILED,
     EXIT_UNFINISHED,
+    MISSES_MAX,
     TRIES_MAX,
     Pacer,
     command,
@@ -180,10 +181,11 @@ def test_killed_at_any_call_and_run_again_nothing_is_lost_or_doubled(
 
     def tear() -> None:
         """What a kill may leave of a write: the beginning of a line."""
-        for file in (path.with_name("data.journal"), out):
+        tails = {path.with_name("data.journal"): [b"1", b"12 req_"], out: [b"{", b'{"line":']}
+        for file, beginnings in tails.items():
             if file.exists() and random.random() < 0.5:
                 with file.open("ab") as torn:
-                    torn.write(random.choice([b'{"line":', b"1", b"12 req_"]))
+                    torn.write(random.choice(beginnings))
 
     async def scenario() -> None:
         async with working_door() as opened:
@@ -347,17 +349,27 @@ def test_a_request_that_ended_badly_is_written_and_makes_the_exit_code(
     assert {row["line"]: row["state"] for row in rows(out)} == {1: "succeeded", 2: "expired"}
 
 
-def test_a_result_that_is_never_found_is_a_failed_line(path: Path, tmp_path: Path) -> None:
+def test_a_result_that_is_not_found_stops_the_run_which_can_go_on(
+    path: Path, tmp_path: Path
+) -> None:
     write(path, 1)
+    is_indexed = [False]
 
     def handler(request: httpx.Request) -> httpx.Response:
         if request.method == "POST":
             return accepted(1)
+        if is_indexed[0]:
+            return httpx.Response(200, json={"state": "succeeded"})
         return httpx.Response(404, json={"detail": "no request of this id"})
 
-    assert asyncio.run(serving(path, handler)(out=tmp_path / "o.jsonl")) == EXIT_SOME_FAILED
-    (failed,) = rows(path.with_name("data.failed.jsonl"))
-    assert failed == {"line": 1, "error": "line 1: no request of this id", "id": "req_1"}
+    run, out = serving(path, handler), tmp_path / "o.jsonl"
+    assert asyncio.run(run(out=out)) == EXIT_UNFINISHED
+    assert f"line 1: req_1 is not found in {MISSES_MAX} tries" in run.said.getvalue()
+    assert run.slept == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert rows(path.with_name("data.failed.jsonl")) == []
+    is_indexed[0] = True
+    assert asyncio.run(run(out=out)) == EXIT_DONE
+    assert rows(out) == [{"line": 1, "state": "succeeded"}]
 
 
 def test_a_changed_file_another_service_and_a_second_run_at_once_are_refused(
