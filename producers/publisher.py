@@ -15,6 +15,8 @@ PUBLISH_TIMEOUT_S = 5.0
 #: Records sent and not yet reported. Far below the room in a client's queue (100,000), where
 #: a further record would block the event loop; above what a healthy log ever has open.
 OPEN_MAX = 20_000
+#: And their bytes, a quarter of that room (1 GiB).
+OPEN_BYTES_MAX = 256 << 20
 
 
 class Publisher:
@@ -23,7 +25,7 @@ class Publisher:
     def __init__(self, producer: Producer, timeout_s: float = PUBLISH_TIMEOUT_S) -> None:
         """`timeout_s` is for tests."""
         self._producer, self._timeout_s = producer, timeout_s
-        self._open = 0
+        self._open = self._open_bytes = 0
 
     async def publish(
         self,
@@ -60,13 +62,16 @@ class Publisher:
     def _send(
         self, topic: str, partition: int, value: bytes, key: bytes | None, headers: Headers
     ) -> "asyncio.Future[int]":
-        if self._open >= OPEN_MAX:
-            raise UnavailableError(f"{OPEN_MAX} records wait for the log already")
+        size = len(value) + len(key or b"") + sum(len(content) for _, content in headers)
+        if self._open >= OPEN_MAX or self._open_bytes + size > OPEN_BYTES_MAX:
+            waiting = f"{self._open} records of {self._open_bytes} bytes"
+            raise UnavailableError(f"{waiting} wait for the log already")
         loop = asyncio.get_running_loop()
         report: asyncio.Future[int] = loop.create_future()
 
         def settle(offset: int | None, error: LogError | None) -> None:
             self._open -= 1
+            self._open_bytes -= size
             _settle(report, offset, error)
 
         def delivered(offset: int | None, error: LogError | None) -> None:
@@ -77,6 +82,7 @@ class Publisher:
             topic, partition, value, key=key, headers=headers, on_delivery=delivered
         )
         self._open += 1
+        self._open_bytes += size
         return report
 
     def flush(self, timeout_s: float) -> int:

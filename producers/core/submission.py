@@ -25,6 +25,8 @@ BODY_BYTES_MAX = INPUT_BYTES_MAX + ENVELOPE_BYTES_MAX
 DEADLINE_MS_MAX = RETENTION_MS // 2
 #: Usual English text; the scheduler settles with what the engine counted.
 BYTES_PER_TOKEN = 4
+#: Faults told of one request: enough to mend it, and no answer larger than what it answers.
+FAULTS_MAX = 20
 #: A field's name or value is quoted in a fault up to this length.
 QUOTE_CHARS_MAX = 64
 
@@ -65,7 +67,7 @@ class Submission(NamedTuple):
 def read(
     body: bytes, policy: Policy, tenant: Tenant, request_id: str, now_ms: int
 ) -> Submission | Faults:
-    """Read a POST body for a tenant; every fault is found, not only the first."""
+    """Read a POST body for a tenant; up to FAULTS_MAX faults are found, not only the first."""
     try:
         body.decode()
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -93,13 +95,13 @@ class _Reader:
         self.endpoint: Endpoint | None = None
 
     def submission(self, request_id: str, now_ms: int) -> Submission:
-        self._unknown_fields()
         endpoint = self.endpoint = self._endpoint()
         tier = self._tier()
         data = self._input(endpoint)
         priority = self._integer("priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
         deadline_ms = self._integer("deadline_ms", 1, DEADLINE_MS_MAX, 0)
         output_tokens = self._integer("max_output_tokens", 1, endpoint.tokens_max, 0)
+        self._unknown_fields()  # last: however many there are, faults of known ones are told
         input_tokens = min(max(1, len(data) // BYTES_PER_TOKEN), endpoint.tokens_max)
         request = Request(
             v=VERSION,
@@ -114,7 +116,8 @@ class _Reader:
         return Submission(request, data, tier, endpoint, self._tenant)
 
     def _fault(self, field: str, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
-        self.faults.append(Fault(reason, field, message))
+        if len(self.faults) < FAULTS_MAX:
+            self.faults.append(Fault(reason, field, message))
 
     def _unknown_fields(self) -> None:
         for name in self._fields:

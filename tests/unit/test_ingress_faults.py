@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from adapters.memory import MemoryLog
 from fairlane.submit_files import read_lines
 from producers.app import build_app
+from producers.core.submission import FAULTS_MAX
 from tests.support.door import Clock, Door, door
 
 Scenario = Callable[[Door], Awaitable[None]]
@@ -33,6 +35,17 @@ def test_deep_nesting_is_a_fault_of_the_body(body: bytes) -> None:
         answer = await opened.http.post("/v1/requests", content=body, headers=opened.bearer("acme"))
         assert (answer.status_code, answer.json()["reason"]) == (400, "invalid_request")
         assert answer.json()["detail"] == "body: the body is nested too deeply"
+
+    play(scenario)
+
+
+def test_faults_are_bounded_and_those_of_known_fields_come_first() -> None:
+    async def scenario(opened: Door) -> None:
+        unknown: dict[str, Any] = {f"x{n}": n for n in range(10_000)}
+        answer = await opened.post(**unknown, priority=-1)
+        faults = answer.json()["faults"]
+        assert len(faults) == FAULTS_MAX
+        assert [fault["field"] for fault in faults[:2]] == ["priority", "x0"]
 
     play(scenario)
 

@@ -8,7 +8,8 @@ import pytest
 
 from adapters.memory import MemoryLog
 from producers import following
-from schemas.log import FencedError, LogError
+from producers.publisher import OPEN_BYTES_MAX, Publisher
+from schemas.log import FencedError, LogError, UnavailableError
 from tests.support.door import Clock, Door, door, until
 from tests.support.sick import SickProducer
 
@@ -63,6 +64,26 @@ def test_a_fenced_follower_ends_and_readiness_tells(monkeypatch: pytest.MonkeyPa
         assert ready.json()["detail"].startswith("it follows index no more")
 
     play(scenario)
+
+
+def test_bytes_on_their_way_to_the_log_are_bounded() -> None:
+    async def scenario() -> None:
+        producer = SickProducer()
+        publisher = Publisher(producer, timeout_s=60)
+        value = bytes(1_000_000)
+        room = OPEN_BYTES_MAX // len(value)
+        sent = [asyncio.create_task(publisher.publish("t", 0, value)) for _ in range(room + 1)]
+        with pytest.raises(UnavailableError, match=f"{room} records of {room}000000 bytes"):
+            await sent[-1]
+        for report in producer.reports:
+            report(7, None)
+        assert await asyncio.gather(*sent[:-1]) == [7] * room
+        again = asyncio.create_task(publisher.publish("t", 0, value))
+        await until(lambda: len(producer.reports) > room)
+        producer.reports[-1](8, None)
+        assert await again == 8
+
+    asyncio.run(scenario())
 
 
 def test_what_the_last_flush_reports_is_still_indexed() -> None:
