@@ -9,6 +9,8 @@ from schemas.log import Log, PositionLostError, Reader, UnavailableError
 #: A record that stands in the log comes within a few polls.
 POLLS_MAX = 50
 POLL_S = 0.1
+#: A caller waits so long for others' outputs to be read; then it may come back.
+TURN_WAIT_S = 2.0
 
 
 class Bodies:
@@ -23,10 +25,22 @@ class Bodies:
     async def fetch(self, terminal: Terminal) -> bytes | None:
         """The output of an ended request; None when the log no longer holds it.
 
-        Raises UnavailableError when the log does not answer.
+        Raises UnavailableError when the log does not answer, or too many ask.
         """
-        async with self._lock:
-            return await self._offload(lambda: self._read(terminal))
+        try:
+            async with asyncio.timeout(TURN_WAIT_S):
+                await self._lock.acquire()
+        except TimeoutError as error:
+            raise UnavailableError("other outputs are being read; come back") from error
+        # Held until the thread is done with the reader, even if its caller has gone away.
+        reading = asyncio.ensure_future(self._offload(lambda: self._read(terminal)))
+        reading.add_done_callback(self._done)
+        return await asyncio.shield(reading)
+
+    def _done(self, reading: "asyncio.Future[bytes | None]") -> None:
+        self._lock.release()
+        if not reading.cancelled():
+            reading.exception()  # looked at, so that nobody complains that it was not
 
     def _read(self, terminal: Terminal) -> bytes | None:
         part = (terminal.topic, terminal.partition)
