@@ -4,10 +4,12 @@ What belongs here: keys, commands, time-outs, and gathering concurrent calls int
 trip. What does not: which limits there are, or what to do while Redis is down; every
 failure of the client surfaces as `StoreDownError`.
 
-Keys, all with the tenant as the hash tag and all with a TTL:
+Keys, all but the last with the tenant as the hash tag and a TTL:
     <prefix>:{<tenant>}:limit:<endpoint>         see lua/limiter.lua
     <prefix>:{<tenant>}:charge:<endpoint>:<id>   see lua/limiter.lua
     <prefix>:{<tenant>}:request:<id>             hash: `accepted`, `ended` (JSON), `body` (bytes)
+
+    <prefix>:index:generation                    string without TTL: goes with a lost index
 
 The two halves of an index entry are separate fields, each written once: whichever of the
 acceptance and the result comes first, neither can overwrite the other (lua/finish.lua).
@@ -16,6 +18,7 @@ acceptance and the result comes first, neither can overwrite the other (lua/fini
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
+from secrets import token_hex
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -51,6 +54,8 @@ CHARGES_MAX = 64
 LOOKUPS_MAX = 64
 #: Entries written in one pipeline.
 ENDINGS_MAX = 128
+#: Random bytes of a generation's name: no two lost indexes of a deployment share one.
+GENERATION_BYTES = 8
 #: Address of the Redis that lives in this process, for the embedded mode and for tests.
 EMBEDDED = "embedded://"
 
@@ -184,6 +189,15 @@ class RedisIndex:
 
     def _key(self, name: RequestName) -> str:
         return f"{self._prefix}:{{{name.tenant}}}:request:{name.id}"
+
+    async def generation(self) -> str:
+        """Name of what Redis holds: another one once it was flushed. Raises StoreDownError."""
+        key = f"{self._prefix}:index:generation"
+        pipe = self._client.pipeline(transaction=False)
+        pipe.set(key, token_hex(GENERATION_BYTES), nx=True)
+        pipe.get(key)
+        _, name = await _answered(pipe.execute(), self._timeout_s)
+        return (name or b"").decode()
 
     async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
         """Note where an accepted request stands; the first place stays. Raises StoreDownError."""

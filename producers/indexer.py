@@ -3,15 +3,17 @@
 The ingresses of a deployment share the partitions of `results`. A batch of records is
 written first, its positions are committed after: killed in between, the next holder writes
 the same again, and the index keeps the first of two. So nothing is lost and nothing changes.
+
+A position is worth what the index holds: it is committed with the index's generation, and in
+front of another one (the index was lost) a day of results is read again.
 """
 
 import logging
 
-from producers.ports import Index, Offload
+from producers.ports import Clock, Index, Offload
 from schemas.codec import DecodeError, decode_header, passed_through
-from schemas.front import INLINE_BYTES_MAX, Ending, RequestName, Terminal
+from schemas.front import INDEX_TTL_MS, INLINE_BYTES_MAX, Ending, RequestName, Terminal
 from schemas.log import (
-    Change,
     Commit,
     Log,
     Membership,
@@ -35,10 +37,17 @@ class Indexer:
     """One member of the group that keeps the index."""
 
     def __init__(
-        self, the_log: Log, topics: Topics, index: Index, offload: Offload, instance: str | None
+        self,
+        the_log: Log,
+        topics: Topics,
+        index: Index,
+        clock: Clock,
+        offload: Offload,
+        instance: str | None,
     ) -> None:
         """`instance` names a static member; nothing is joined before the first turn."""
-        self._log, self._topics, self._index, self._offload = the_log, topics, index, offload
+        self._log, self._topics, self._index = the_log, topics, index
+        self._clock, self._offload = clock, offload
         # Who shares the work, and where it stands, are two groups: Kafka takes a commit from
         # outside of a group only while the group has no members.
         self._group, self._members = f"{topics.prefix}.index", f"{topics.prefix}.index.members"
@@ -46,6 +55,8 @@ class Indexer:
         self._membership: Membership | None = None
         self._reader: Reader | None = None
         self._owned: set[int] = set()
+        self._generation = ""
+        self._is_stale = False
         self._endings: list[Ending] = []
         self._read: dict[Partition, int] = {}
 
@@ -54,6 +65,10 @@ class Indexer:
 
         Raises StoreDownError (the same records are written in the next turn) or LogError.
         """
+        generation = await self._index.generation()
+        if generation != self._generation:
+            self._generation, self._is_stale = generation, True
+            self._forget()
         if not self._read:
             await self._offload(lambda: self._take(timeout_s))
         if not self._read:
@@ -88,7 +103,10 @@ class Indexer:
         reader = self._reader = self._reader or self._log.reader()
         change = self._membership.poll(0)
         if change:
-            self._change(reader, change)
+            self._owned.difference_update(change.lost)
+            self._owned.update(change.gained)
+        if change or self._is_stale:
+            self._start(reader)
         if not self._owned:
             return
         try:
@@ -103,27 +121,31 @@ class Indexer:
             if ending:
                 self._endings.append(ending)
 
-    def _change(self, reader: Reader, change: Change) -> None:
-        self._owned.difference_update(change.lost)
-        self._owned.update(change.gained)
-        self._start(reader)
-
     def _start(self, reader: Reader, lost: Partition | None = None) -> None:
-        """Read all owned partitions from where the group stands; a lost one from its low end."""
+        """Read all owned partitions from where each stands; a lost one from its low end."""
         self._forget()
         parts = [(self._topics.results, number) for number in sorted(self._owned)]
         committed = reader.committed(self._group, parts) if parts else {}
-        positions: dict[Partition, int] = {}
-        for part in parts:
-            commit = committed.get(part)
-            at_low = commit is None or part == lost
-            positions[part] = reader.bounds(part).low if at_low or not commit else commit.offset
-        reader.assign(positions)
+        reader.assign(
+            {part: self._position(reader, part, committed.get(part), lost) for part in parts}
+        )
+        self._is_stale = False
+
+    def _position(
+        self, reader: Reader, part: Partition, commit: Commit | None, lost: Partition | None
+    ) -> int:
+        if commit is None or part == lost:
+            return reader.bounds(part).low
+        if commit.metadata == self._generation:
+            return commit.offset
+        log.warning("%s[%d]: the index was lost: results of a day are read again", *part)
+        again = reader.offset_at(part, self._clock.now_ms() - INDEX_TTL_MS)
+        return commit.offset if again is None else min(again, commit.offset)
 
     def _commit(self) -> None:
         assert self._reader is not None
         owned = {
-            part: Commit(offset, "")
+            part: Commit(offset, self._generation)
             for part, offset in self._read.items()
             if part[1] in self._owned
         }

@@ -32,6 +32,9 @@ class Limits(Protocol):
 class Index(Protocol):
     """Shared index of requests by tenant and id. Every call raises StoreDownError."""
 
+    async def generation(self) -> str:
+        """Name of what the store holds; another one once the store has lost everything."""
+
     async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
         """Note where an accepted request stands; the first place stays."""
 

@@ -111,7 +111,7 @@ def test_a_malformed_body_is_told_where_and_what(body: bytes, field: str, messag
         assert fault["field"] == field
         assert message in fault["message"]
         assert requests(opened) == []
-        assert [key async for key in opened.redis.scan_iter()] == []
+        assert [key async for key in opened.redis.scan_iter("fairlane:{*")] == []
 
     play(scenario)
 
@@ -178,7 +178,7 @@ def test_who_proves_no_key_is_refused_and_leaves_no_trace_in_redis(authorization
         ):
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
-        assert [key async for key in opened.redis.scan_iter()] == []
+        assert [key async for key in opened.redis.scan_iter("fairlane:{*")] == []
 
     play(scenario)
 
@@ -575,7 +575,7 @@ def test_the_index_entry_of_a_policy_without_limit_needs_no_charge() -> None:
     async def scenario(opened: Door) -> None:
         for _ in range(3):
             assert (await opened.post(endpoint="free")).status_code == 202
-        names = [key.decode() async for key in opened.redis.scan_iter()]
+        names = [key.decode() async for key in opened.redis.scan_iter("fairlane:{*")]
         assert len(names) == 3
         assert all(name.startswith("fairlane:{acme}:request:req_") for name in names)
 

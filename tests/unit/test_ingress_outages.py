@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from adapters.memory import MemoryLog
-from producers import following
+from producers import bodies, following
 from producers.publisher import OPEN_BYTES_MAX, Publisher
+from schemas.front import Terminal
 from schemas.log import FencedError, LogError, UnavailableError
+from schemas.records import End
 from tests.support.door import Clock, Door, door, until
 from tests.support.sick import SickProducer
 
+ENDED = Terminal("chat", End.SUCCEEDED, "results", 0, 3, size=100_000)
 Scenario = Callable[[Door], Awaitable[None]]
 
 
@@ -82,6 +85,51 @@ def test_bytes_on_their_way_to_the_log_are_bounded() -> None:
         await until(lambda: len(producer.reports) > room)
         producer.reports[-1](8, None)
         assert await again == 8
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_index_is_filled_again_with_what_it_had_indexed() -> None:
+    async def scenario(opened: Door) -> None:
+        request_id = (await opened.post()).json()["id"]
+        opened.finish(request_id, b'"kept"')
+        assert (await opened.get(request_id, wait="30")).json()["output"] == "kept"
+        part = (opened.topics.results, 0)
+        reader = opened.log.reader()
+        await until(lambda: reader.committed("fairlane.index", [part])[part])
+        await opened.redis.flushall()
+
+        async def is_found() -> bool:
+            answer = await opened.get(request_id)
+            return answer.status_code == 200 and answer.json()["output"] == "kept"
+
+        await until(is_found)
+
+    play(scenario)
+
+
+def test_outputs_are_read_one_at_a_time_and_nobody_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "TURN_WAIT_S", 0.02)
+
+    async def scenario() -> None:
+        gate, running = asyncio.Event(), list[int]()
+
+        async def hung(_: Callable[[], Any]) -> Any:
+            running.append(1)
+            await gate.wait()
+            return b"done"
+
+        reading = bodies.Bodies(MemoryLog(Clock()), hung)
+        first = asyncio.create_task(reading.fetch(ENDED))
+        await until(lambda: running)
+        first.cancel()
+        with pytest.raises(UnavailableError, match="being read"):
+            await reading.fetch(ENDED)
+        assert running == [1]
+        gate.set()
+        assert await reading.fetch(ENDED) == b"done"
 
     asyncio.run(scenario())
 
