@@ -41,12 +41,10 @@ from workers.names import LaneNames
 from workers.ports import Clock, Meter, Notes, Slots
 from workers.takeover import LaneError, Start, read_start
 from workers.transaction import LaneTransaction, Ready
+from workers.waiting import BackOff
 
 #: Records a turn: a lane is sent few batches at a time, a take-over may meet many.
 READ_MAX = 64
-#: A lane whose log does not answer is tried again after so long, doubling up to the second.
-BACKOFF_MS = 50
-BACKOFF_MAX_MS = 2_000
 #: Brokers forget the offsets of a group that is silent for a week: an idle lane repeats them.
 REFRESH_MS = 6 * 3_600_000
 
@@ -95,8 +93,7 @@ class Lane:
         self._dead: dict[int, Written] = {}
         self._has_said_slots = False
         self._written_ms = 0
-        self._failures = 0
-        self._not_before_ms = 0
+        self._back_off = BackOff()
 
     # --- the door
 
@@ -116,7 +113,7 @@ class Lane:
         Returns whether something was done. Failures of the log end here: as another try
         later, as a new take (doubt), or as the lane's end (fenced, broken).
         """
-        if self._phase is Phase.GONE or self._clock.now_ms() < self._not_before_ms:
+        if self._phase is Phase.GONE or self._back_off.holds(self._clock.now_ms()):
             return False
         try:
             did = self._step(wait_s)
@@ -132,7 +129,8 @@ class Lane:
             self.drop()
         except LogError as error:
             self._note("lane_log_failed", error)
-            self._back_off()
+            self._look_again()
+            self._back_off.fail(self._clock.now_ms())
         else:
             return did
         return True
@@ -202,23 +200,27 @@ class Lane:
             self._reader.assign({part: end})
         self._upto = end
         self._phase = Phase.SERVE
+        self._back_off.reset()
         return True
 
     def _serve(self, wait_s: float) -> bool:
         did = self._collect()
+        did = self._start_some() or did  # before the commit: a freed slot waits for no log
+        if self._pending() or self._is_stale():
+            self._write()  # before the poll: a reader that fails holds no result back
+            did = True
         room = self._hands.room
         if room > 0 and not self._is_stopping:
-            is_busy = did or self._pending()
-            records = self._poll(min(READ_MAX, room), 0.0 if is_busy else wait_s)
+            records = self._poll(min(READ_MAX, room), 0.0 if did else wait_s)
             for record in records:
                 self._take_in(record)
-            did = did or bool(records)
-        if self._has_said_slots and not self._is_stopping:
-            did = self._hands.start(self._clock.now_ms(), self._advise) or did
-        if self._pending() or self._is_stale():
-            self._write()
-            did = True
+            did = self._start_some() or did or bool(records)
         return did
+
+    def _start_some(self) -> bool:
+        if self._is_stopping or not self._has_said_slots:
+            return False
+        return self._hands.start(self._clock.now_ms(), self._advise)
 
     # --- what the lane says
 
@@ -232,8 +234,20 @@ class Lane:
                     f"delete the offset of group {self._names.group} for this partition"
                 ) from error
             self._note("lane_lost_by_retention", error)
-            self._reader.assign({self._names.batches: error.bounds.low})
+            self._reader.assign({self._names.batches: max(error.position, error.bounds.low)})
             return []
+
+    def _look_again(self) -> None:
+        """After a failure of the log: a reader keeps what failed until it is assigned anew."""
+        match self._phase:
+            case Phase.READ:  # the id stays ours: progress and end are read again
+                self._handed_back.clear()
+                self._dead.clear()
+                self._phase = Phase.TAKE
+            case Phase.SERVE:
+                self._reader.assign({self._names.batches: self._upto})
+            case _:
+                pass
 
     def _take_over(self, record: Record, start: Start) -> None:
         """Sort one record below the end: what has not ended there is handed back."""
@@ -250,8 +264,10 @@ class Lane:
 
     def _take_in(self, record: Record) -> None:
         """Sort one record above the end: a new batch, a cancel, or unreadable."""
-        self._upto = max(self._upto, record.offset + 1)
+        if record.offset < self._upto:  # read again: it is dealt with
+            return
         said = self._decode(record)
+        self._upto = record.offset + 1
         match said:
             case BatchCancel():
                 self._hands.cancel(said)
@@ -324,7 +340,7 @@ class Lane:
             raise
         except AbortedError as error:
             self._note("lane_aborted", error)
-            self._back_off()
+            self._back_off.fail(self._clock.now_ms())
             return
         except LogError as error:
             self._note("lane_transaction_failed", error)
@@ -337,7 +353,7 @@ class Lane:
         self._dead.clear()
         self._has_said_slots = True
         self._written_ms = now_ms
-        self._failures = 0
+        self._back_off.reset()
         self._tell(ready)
 
     def _abort(self) -> None:
@@ -351,7 +367,7 @@ class Lane:
             raise
         except LogError as error:
             raise InDoubtError(f"{self._names.place}: {error}") from error
-        self._back_off()
+        self._back_off.fail(self._clock.now_ms())
 
     def _take_again(self) -> None:
         """After doubt: a new producer, a new init, and the log's word on what stands."""
@@ -361,17 +377,12 @@ class Lane:
         self._dead.clear()
         self._has_said_slots = False
         self._phase = Phase.TAKE
-        self._back_off()
+        self._back_off.fail(self._clock.now_ms())
 
     def _close_producer(self) -> None:
         if self._producer is not None:
             self._producer.close()
             self._producer = None
-
-    def _back_off(self) -> None:
-        wait_ms = min(BACKOFF_MAX_MS, BACKOFF_MS << min(self._failures, 10))
-        self._failures += 1
-        self._not_before_ms = self._clock.now_ms() + wait_ms
 
     def _tell(self, ready: Ready) -> None:
         pool = self._names.pool
