@@ -35,7 +35,8 @@ from adapters.kafka_client import (
     patiently,
 )
 from adapters.kafka_members import KafkaMembership
-from adapters.kafka_producers import KafkaProducer, KafkaTransactional
+from adapters.kafka_plain import KafkaProducer
+from adapters.kafka_producers import KafkaTransactional
 from adapters.kafka_reader import KafkaReader
 from schemas.log import (
     Bounds,

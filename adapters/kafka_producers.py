@@ -1,4 +1,4 @@
-"""Producers on Kafka: plain with a thread that drives it, and transactional.
+"""The transactional producer on Kafka.
 
 The end of a transaction: `commit` flushes first. A record that did not arrive means that no
 commit was asked for: the transaction is aborted, certainly (and the client may abort the next one
@@ -8,7 +8,6 @@ caller, in doubt, initialises again. The client knows nothing of KIP-890, so no 
 after a doubt: a late end of one transaction could end the next one.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -30,6 +29,7 @@ from adapters.kafka_client import (
     error_of,
     meaning,
 )
+from adapters.kafka_plain import delivery_failure, enqueue
 from schemas.log import (
     TRANSACTION_TIMEOUT_MS,
     AbortedError,
@@ -45,10 +45,6 @@ from schemas.log import (
     check_record,
 )
 
-#: How often an idle driving thread looks whether it shall stop.
-DRIVE_S = 0.1
-#: How long `send` waits for room in the client's queue.
-ROOM_S = 2.0
 #: Longest single wait for a transaction's end. Left out, the client waits without limit while
 #: brokers are silent; given by name, it would be ignored.
 END_S = TRANSACTION_TIMEOUT_MS / 1000
@@ -58,104 +54,8 @@ CERTAIN_ABORT_S = 1.0
 #: While brokers end a predecessor's transaction they turn `init` down, and the client asks again
 #: after half a second, whatever its settings. A new client asks at once, so waits are short.
 INIT_S = 0.15
-#: How long `close` waits for records on their way.
-CLOSE_S = 2.0
 
 _GroupOf = Callable[[str], Consumer]
-
-
-def _enqueue(
-    client: Producer,
-    topic: str,
-    partition: int,
-    value: bytes,
-    key: bytes | None,
-    headers: Headers,
-    report: Callable[[KafkaError | None, Message], None],
-) -> None:
-    """Hand a record to the client; waits a bounded time for room in its queue."""
-    deadline = time.monotonic() + ROOM_S
-    while True:
-        try:
-            client.produce(
-                topic,
-                value=value,
-                key=key,
-                partition=partition,
-                headers=list(headers),
-                on_delivery=report,
-            )
-        except BufferError as raised:
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"{topic}[{partition}]: the client's queue is full for {ROOM_S} s; the "
-                    "brokers take records more slowly than they are sent"
-                ) from raised
-            client.poll(RETRY_PAUSE_S)
-        else:
-            return
-
-
-class KafkaProducer:
-    """Idempotent producer; a thread of its own calls `on_delivery`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._client = Producer(settings.producer())
-        self._failure: LogError | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._drive, name="fairlane-producer", daemon=True)
-        self._thread.start()
-
-    def send(
-        self,
-        topic: str,
-        partition: int,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        """Enqueue one record. Raises TooLargeError for this record, UnavailableError if full."""
-        check_record(topic, partition, value, key, headers)
-
-        def report(error: KafkaError | None, message: Message) -> None:
-            failure = _delivery_failure(error, message)
-            if on_delivery is not None:
-                on_delivery(None if failure else message.offset(), failure)
-            elif failure is not None:
-                self._failure = failure
-
-        try:
-            _enqueue(self._client, topic, partition, value, key, headers, report)
-        except KafkaException as raised:
-            raise meaning(error_of(raised), f"{topic}[{partition}]: send") from raised
-
-    def flush(self, timeout_s: float) -> int:
-        """Wait until every record is delivered; returns how many are still outstanding.
-
-        Raises:
-            LogError: a record that was sent without `on_delivery` was not delivered.
-        """
-        outstanding = self._client.flush(timeout_s)
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        return outstanding
-
-    def close(self) -> None:
-        """Flush for a short while and free the client."""
-        if self._stopped.is_set():
-            return
-        self._client.flush(CLOSE_S)
-        self._stopped.set()
-        self._thread.join()
-        self._client.purge(in_queue=True, in_flight=True, blocking=False)
-        self._client.close()
-
-    def _drive(self) -> None:
-        while not self._stopped.is_set():
-            self._client.poll(DRIVE_S)
 
 
 class KafkaTransactional:
@@ -224,7 +124,7 @@ class KafkaTransactional:
         place = f"{topic}[{partition}]"
         report = self._reporter(on_delivery)
         try:
-            _enqueue(client, topic, partition, value, key, headers, report)
+            enqueue(client, topic, partition, value, key, headers, report)
         except KafkaException as raised:
             error = error_of(raised)
             if error.code() not in {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}:  # noqa: SLF001
@@ -314,7 +214,7 @@ class KafkaTransactional:
         """Delivery report of a transaction's record: one failure ends the transaction."""
 
         def report(error: KafkaError | None, message: Message) -> None:
-            failure = _delivery_failure(error, message)
+            failure = delivery_failure(error, message)
             if failure is not None:
                 self._keep(failure)
             if on_delivery is not None:
@@ -383,12 +283,6 @@ def _fatal(raised: BaseException) -> KafkaError:
     if raised.__cause__ is None:
         raise raised
     return _fatal(raised.__cause__)
-
-
-def _delivery_failure(error: KafkaError | None, message: Message) -> LogError | None:
-    if error is None:
-        return None
-    return meaning(error, f"{message.topic()}[{message.partition()}]: delivery")
 
 
 def _discard(client: Producer) -> None:
