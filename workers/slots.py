@@ -80,10 +80,8 @@ class ThreadSlots:
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             ticket, batch, cancelled = work
-            started_ms = self._clock.now_ms()
-            outcomes = run_guarded(self._engine.run, batch, cancelled)
-            took_ms = max(0, self._clock.now_ms() - started_ms)
-            self._done.put(Completion(ticket, tuple(_timed(o, took_ms) for o in outcomes)))
+            outcomes = run_guarded(self._engine.run, batch, cancelled, self._clock)
+            self._done.put(Completion(ticket, outcomes))
 
 
 def _timed(outcome: EngineOutcome, took_ms: int) -> EngineOutcome:
@@ -97,18 +95,39 @@ def _timed(outcome: EngineOutcome, took_ms: int) -> EngineOutcome:
 Run = Callable[[EngineBatch, Callable[[int], bool]], Sequence[EngineOutcome]]
 
 
-def run_guarded(run: Run, batch: EngineBatch, cancelled: set[int]) -> tuple[EngineOutcome, ...]:
-    """Run a batch; an exception or a wrong number of outcomes fails each of its requests."""
-    requests = batch.requests
+def run_guarded(
+    run: Run, batch: EngineBatch, cancelled: set[int], clock: Clock | None = None
+) -> tuple[EngineOutcome, ...]:
+    """Run a batch; an exception or a wrong number of outcomes fails each of its requests.
+
+    `clock` measures the service time where the engine leaves it out.
+    """
     try:
-        outcomes = tuple(run(batch, lambda index: requests[index].key in cancelled))
+        return _run(run, batch, cancelled, clock)
     except BaseException as error:  # noqa: BLE001 - whatever an engine throws frees its slot
-        outcome = failed(Reason.ENGINE_FAILED, repr(error)[:DETAIL_CHARS_MAX])
-        return (outcome,) * len(requests)
+        return (failed(Reason.ENGINE_FAILED, _detail(error)),) * len(batch.requests)
+
+
+def _run(
+    run: Run, batch: EngineBatch, cancelled: set[int], clock: Clock | None
+) -> tuple[EngineOutcome, ...]:
+    requests = batch.requests
+    started_ms = clock.now_ms() if clock else 0
+    outcomes = tuple(run(batch, lambda index: requests[index].key in cancelled))
+    took_ms = max(0, clock.now_ms() - started_ms) if clock else 0
     if len(outcomes) != len(requests):
         detail = f"the engine gave {len(outcomes)} outcomes for {len(requests)} requests"
         return (failed(Reason.ENGINE_FAILED, detail),) * len(requests)
-    return tuple(outcome if _is_sound(outcome) else _UNSOUND for outcome in outcomes)
+    sound = [outcome if _is_sound(outcome) else _UNSOUND for outcome in outcomes]
+    return tuple(_timed(outcome, took_ms) for outcome in sound)
+
+
+def _detail(error: BaseException) -> str:
+    """Describe an exception, also one that can't describe itself."""
+    try:
+        return repr(error)[:DETAIL_CHARS_MAX]
+    except BaseException:  # noqa: BLE001 - it is an engine's code, too
+        return type(error).__name__
 
 
 _UNSOUND = failed(
@@ -126,7 +145,7 @@ def _is_sound(outcome: object) -> bool:
         return False
     if not isinstance(outcome.output, bytes) or not isinstance(outcome.usage, Usage):
         return False
-    if not isinstance(outcome.detail, str):
+    if not isinstance(outcome.detail, str) or not isinstance(outcome.reason, str):
         return False
     if outcome.reason not in _REASONS and (outcome.reason or outcome.end is not End.SUCCEEDED):
         return False

@@ -117,6 +117,22 @@ def boom(batch: EngineBatch, cancelled: Callable[[int], bool]) -> list[EngineOut
     raise SystemExit("out of memory")
 
 
+class MuteError(Exception):
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+def mute(batch: EngineBatch, cancelled: Callable[[int], bool]) -> list[EngineOutcome]:
+    raise MuteError
+
+
+class OddOutcome(EngineOutcome):
+    """Its fields can't be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(f"no {name}")
+
+
 @pytest.mark.parametrize(
     ("answer", "ends", "detail"),
     [
@@ -127,6 +143,10 @@ def boom(batch: EngineBatch, cancelled: Callable[[int], bool]) -> list[EngineOut
         (lambda b, c: [EngineOutcome(End.SUCCEEDED, cast("bytes", "text"))] * 2, "ff", "bytes"),
         (lambda b, c: [EngineOutcome(End.FAILED)] * 2, "ff", "no EngineOutcome"),
         (lambda b, c: [EngineOutcome(End.SUCCEEDED, usage=Usage(-1))] * 2, "ff", "natural"),
+        (lambda b, c: [EngineOutcome(End.FAILED, reason=cast("str", []))] * 2, "ff", "no Engine"),
+        (lambda b, c: [EngineOutcome(End.SUCCEEDED, reason=cast("str", 0))] * 2, "ff", "no Eng"),
+        (lambda b, c: [OddOutcome(End.SUCCEEDED)] * 2, "ff", "no "),
+        (mute, "ff", "MuteError"),
     ],
 )
 def test_what_an_engine_does_wrong_fails_its_requests_and_frees_the_slot(
