@@ -40,7 +40,7 @@ from workers.hands import Hands, Held
 from workers.names import LaneNames
 from workers.ports import Clock, Meter, Notes, Slots
 from workers.takeover import LaneError, Start, read_start
-from workers.transaction import LaneTransaction, Ready
+from workers.transaction import LaneTransaction, Ready, tell
 from workers.waiting import BackOff
 
 #: Records a turn: a lane is sent few batches at a time, a take-over may meet many.
@@ -106,6 +106,13 @@ class Lane:
     def is_idle(self) -> bool:
         """Nothing runs and nothing waits to be committed."""
         return not self._pending() and not self._hands.running
+
+    @property
+    def has_work(self) -> bool:
+        """Something runs or waits to be committed that a clean stop should see to its end."""
+        if self._phase is Phase.SERVE:
+            return not self.is_idle
+        return bool(self._hands.running or self._hands.done())  # kept from before a doubt
 
     def turn(self, wait_s: float = 0.0) -> bool:
         """Do what can be done now; wait for records up to `wait_s` if that is nothing.
@@ -354,7 +361,7 @@ class Lane:
         self._has_said_slots = True
         self._written_ms = now_ms
         self._back_off.reset()
-        self._tell(ready)
+        tell(self._meter, self._names.pool, ready)
 
     def _abort(self) -> None:
         """End a transaction that could not be filled; nothing of it stands."""
@@ -383,15 +390,6 @@ class Lane:
         if self._producer is not None:
             self._producer.close()
             self._producer = None
-
-    def _tell(self, ready: Ready) -> None:
-        pool = self._names.pool
-        self._meter.count("worker_transactions_total", pool=pool)
-        self._meter.count("worker_batches_finished_total", len(ready.ended), pool=pool)
-        self._meter.count("worker_batches_handed_back_total", len(ready.handed_back), pool=pool)
-        for _, outcomes in ready.ended:
-            for outcome in outcomes:
-                self._meter.count("worker_requests_total", pool=pool, end=outcome.end.value)
 
     def _note(self, event: str, error: Exception) -> None:
         self._meter.count("worker_alarms_total", kind=event, pool=self._names.pool)

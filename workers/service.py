@@ -17,6 +17,7 @@ from schemas.topics import Topics
 from workers.lane import Lane, Phase
 from workers.names import LaneNames, members
 from workers.ports import Clock, Meter, Notes, SlotsFactory
+from workers.waiting import is_held
 
 #: A group takes a zombie's lane away within its session timeout; if we are fenced and keep
 #: the lane for longer than this, it is the other one who is wrong: join anew.
@@ -93,8 +94,8 @@ class WorkerService:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs and nothing waits to be committed."""
-        return all(lane.is_idle for lane in self._serving())
+        """Nothing runs and nothing waits to be committed, wherever the lanes are."""
+        return not any(lane.has_work for lane in self._lanes.values())
 
     def turn(self) -> bool:
         """Do what can be done now; returns whether something was done.
@@ -142,7 +143,7 @@ class WorkerService:
         has_joined = False
         try:
             if self._membership is None:
-                if self._is_stopping or self._clock.now_ms() < self._join_at_ms:
+                if self._is_stopping or is_held(self._join_at_ms, self._clock.now_ms(), REJOIN_MS):
                     return False
                 topics, pool = self._topics, self._settings.pool
                 if not self._log.partitions(topics.batches(pool)):
@@ -197,7 +198,7 @@ class WorkerService:
         now_ms = self._clock.now_ms()
         if self._fenced_ms is None:
             self._fenced_ms = now_ms
-        elif now_ms - self._fenced_ms >= FENCED_REJOIN_MS:
+        elif not is_held(self._fenced_ms + FENCED_REJOIN_MS, now_ms, FENCED_REJOIN_MS):
             self._join_anew("worker_fenced_but_assigned", "the group did not take the lane away")
 
     def _join_anew(self, event: str, why: str) -> None:

@@ -18,6 +18,7 @@ from workers.core.ending import Written, finished, fitting, result
 from workers.core.progress import Progress, encode_progress
 from workers.engine import EngineOutcome, failed
 from workers.names import LaneNames
+from workers.ports import Meter
 
 Ended = tuple[Batch, tuple[EngineOutcome, ...]]
 
@@ -86,3 +87,13 @@ class LaneTransaction:
             written = result(batch, replace(item, headers=()), fit, now_ms)
             producer.send(topic, partition, b"", key=written.key, headers=written.headers)
         return fit
+
+
+def tell(meter: Meter, pool: str, ready: Ready) -> None:
+    """Count what a transaction that stands has said."""
+    meter.count("worker_transactions_total", pool=pool)
+    meter.count("worker_batches_finished_total", len(ready.ended), pool=pool)
+    meter.count("worker_batches_handed_back_total", len(ready.handed_back), pool=pool)
+    for _, outcomes in ready.ended:
+        for outcome in outcomes:
+            meter.count("worker_requests_total", pool=pool, end=outcome.end.value)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from adapters.memory import CommitFault
 from adapters.memory_groups import MemoryMembership
 from schemas.log import Change, FencedError
 from schemas.records import End, HandedBack
@@ -131,6 +132,37 @@ def test_closing_gives_running_batches_their_grace() -> None:
         service.close(grace_ms)
         assert len(world.ends()) == ends
     assert numbers(world.said(), HandedBack) == [1]
+
+
+def test_a_clean_stop_in_doubt_keeps_the_results() -> None:
+    workers = Workers(lanes=1)
+    service = workers.service()
+    workers.settle(service)
+    workers.world.dispatch("a")
+    workers.settle(service)
+    faults = [CommitFault.IN_DOUBT_LOST]
+    workers.world.log.faults = lambda _: faults.pop() if faults else None
+    workers.release()
+    service.turn()
+    assert service.lanes == {0: Phase.TAKE}
+    service.stop()
+    assert not service.is_idle
+    workers.world.clock.advance(1_000)
+    workers.settle(service)
+    assert service.is_idle
+    service.close()
+    assert workers.world.ends() == {"a": End.SUCCEEDED}
+
+
+def test_a_clock_that_is_set_back_does_not_keep_a_worker_out() -> None:
+    workers = Workers(lanes=1)
+    workers.world.log.delete_topic(TOPICS.batches(POOL))
+    service = workers.service()
+    workers.settle(service)
+    create_topics(workers.world.log, 1)
+    workers.world.clock.advance(-500_000)
+    workers.settle(service)
+    assert service.lanes == {0: Phase.SERVE}
 
 
 def test_a_silent_worker_loses_its_lanes_and_finds_out() -> None:
