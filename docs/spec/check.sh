@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Runs the protocol's model: ./check.sh [quick|holds|mutants|live|big|NAME]; one line a run.
 # Exit 1: a run is not as expected; 2: it could not be run. A violated run leaves its steps in
-# trails/NAME.txt. LIMIT is the most seconds that one run may take (900).
+# trails/NAME.txt. LIMIT is the most seconds that one run may take (900), JOBS how many run at
+# once (the processors; one at a time for `big`, whose runs take up to 8 GB each).
 cd "$(dirname "$0")" || exit 2
 for tool in spin gcc timeout; do
   command -v "$tool" > /dev/null && continue
   echo "$tool is missing (Debian: apt install spin gcc coreutils)" >&2
   exit 2
 done
-here=$PWD; want=${1:-quick}; bad=0; runs=0; mkdir -p trails
+here=$PWD; want=${1:-quick}; runs=0; mkdir -p trails
+jobs=${JOBS:-$(nproc)}; [ "$want" = big ] && jobs=${JOBS:-1}
+failed=$(mktemp); trap 'rm -f "$failed"' EXIT
 
 one() {  # group, name, expected errors, the model's flags, kind of search
   case "$want" in
@@ -16,6 +19,12 @@ one() {  # group, name, expected errors, the model's flags, kind of search
     "$1"|"$2") ;;
     *) return;;
   esac
+  runs=$((runs + 1))
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+  run "$@" &
+}
+
+run() {  # the same; its lines are printed together
   local search limits flags=$4 folder errors code
   case "$5" in
     all) search="-DSAFETY -DCOLLAPSE";       limits="-m20000 -E -w25";;   # every state
@@ -25,22 +34,23 @@ one() {  # group, name, expected errors, the model's flags, kind of search
     ltl) search="-DNFAIR=3 -DCOLLAPSE";      limits="-a -f -m50000"       # in the end, if fair
          flags="-DLTL -DNOMON $flags";;
   esac
-  runs=$((runs + 1))
   folder=$(mktemp -d); cp exactly_once.pml "$folder"; cd "$folder" || exit 2
   # shellcheck disable=SC2086  # flags are words
   spin $flags -a exactly_once.pml > gen.log && gcc -O2 -w $search -o pan pan.c \
-    || { cat gen.log; exit 2; }
+    || { cat gen.log; echo "$2" >> "$failed"; exit 2; }
   SECONDS=0
   # shellcheck disable=SC2086
   timeout -s INT "${LIMIT:-900}" ./pan $limits > out.log 2>&1; code=$?
   errors=$(grep -o 'errors: [0-9]*' out.log | cut -d' ' -f2)
   [ "$code" = 124 ] && errors="part(${errors:-?})"
-  [ "$errors" = "$3" ] || bad=1
-  printf '%-4s %-26s errors=%s (expected %s) states=%s depth=%s %ss [%s] %s\n' \
+  [ "$errors" = "$3" ] || echo "$2" >> "$failed"
+  { printf '%-4s %-26s errors=%s (expected %s) states=%s depth=%s %ss [%s] %s\n' \
     "$([ "$errors" = "$3" ] && echo ok || echo BAD)" "$2" "${errors:-none,rc=$code}" "$3" \
     "$(awk '/states, stored/{print $1}' out.log)" \
     "$(grep -o 'depth reached [0-9]*' out.log | cut -d' ' -f3)" "$SECONDS" "$flags" "$5"
   grep -E 'assertion violated|cycle \(|too small' out.log | cut -c1-150 | sed 's/^/       /'
+  } > said.txt
+  cat said.txt
   # shellcheck disable=SC2086
   ls ./*.trail > /dev/null 2>&1 && spin $flags -t exactly_once.pml 2>&1 \
     | grep '@ ' | sed 's/^ *@ //' | awk '{print NR". "$0}' > "$here/trails/$2.txt"
@@ -109,4 +119,5 @@ one big rule1_f2              0 "$R1 -DFAULTS=2" all
 one big rule2_combined_f2     0 "$R2 -DFAULTS=2 -DCOMBINE=1 $BARE" all
 
 [ "$runs" -gt 0 ] || { echo "no run is called $want" >&2; exit 2; }
-exit "$bad"
+wait
+[ ! -s "$failed" ] || { echo "not as expected: $(sort "$failed" | tr '\n' ' ')" >&2; exit 1; }
