@@ -135,8 +135,10 @@ class KafkaLog:
 
     def partitions(self, topic: str) -> int:
         """How many partitions the topic has; 0 when it does not exist."""
+        # Not by the admin client: where brokers create topics on demand, its question does.
+        client = self._asker(committed_only=True)
         found = self._patiently(
-            f"topic {topic}", lambda: self._admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+            f"topic {topic}", lambda: client.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
         ).topics[topic]
         if found.error is None:
             return len(found.partitions)

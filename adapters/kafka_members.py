@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from adapters.kafka_client import Settings, error_of, meaning
+from adapters.kafka_client import UNAVAILABLE, Settings, error_of, meaning
 from schemas.log import Change, FencedError, LogError
 
 #: Longest wait inside of the client: it doesn't come back early when the assignment changes.
@@ -19,6 +19,15 @@ SLICE_S = 0.01
 
 #: A consumer's fatal error names its cause in the text alone.
 _FENCED_TEXT = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
+
+#: What the client reports and gets over by itself: brokers that come back, a group that is
+#: joined anew.
+_PASSING = UNAVAILABLE | {
+    KafkaError._MAX_POLL_EXCEEDED,  # noqa: SLF001 - the client's own name for it
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.UNKNOWN_MEMBER_ID,
+}
 
 _Callback = Callable[[Consumer, list[TopicPartition]], None]
 
@@ -71,8 +80,7 @@ class KafkaMembership:
         error = None if message is None else message.error()
         if error is None:
             return
-        is_late = error.code() == KafkaError._MAX_POLL_EXCEEDED  # noqa: SLF001 - rejoins by itself
-        if not is_late and (error.fatal() or not error.retriable()):
+        if error.fatal() or not (error.retriable() or error.code() in _PASSING):
             self._fail(error)
 
     def _change(self) -> Change | None:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
+from adapters.kafka import KafkaLog
 from adapters.kafka_client import Settings
+from adapters.kafka_members import KafkaMembership
 from adapters.kafka_producers import KafkaTransactional
 from schemas.log import (
     AbortedError,
@@ -265,3 +268,73 @@ def test_the_cause_is_told_and_not_what_followed_from_it() -> None:
     holder.send("t", 0, b"z")
     with pytest.raises(TooLargeError):
         holder.commit()
+
+
+def test_a_question_about_a_topic_does_not_create_it() -> None:
+    brokers = AdminClient({"test.mock.num.brokers": 1})  # they create topics on demand
+    (broker,) = brokers.list_topics(timeout=10).brokers.values()
+    log = KafkaLog(f"{broker.host}:{broker.port}")
+    assert log.partitions("asked") == 0
+    assert log.topics() == []
+    log.close()
+
+
+class Events:
+    """A member's client that reports events."""
+
+    def __init__(self, *errors: KafkaError) -> None:
+        self.errors = list(errors)
+
+    def poll(self, _: float) -> object:
+        return Event(self.errors.pop(0)) if self.errors else None
+
+    def close(self) -> None:
+        pass
+
+
+class Event:
+    def __init__(self, error: KafkaError) -> None:
+        self._error = error
+
+    def error(self) -> KafkaError:
+        return self._error
+
+
+def _member(*errors: KafkaError) -> KafkaMembership:
+    member = KafkaMembership(Settings("127.0.0.1:1", 6000, 300, {}), "g", "t", None)
+    member.close()
+    member._client = Events(*errors)  # type: ignore[assignment]
+    return member
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+    ],
+)
+def test_a_member_outlives_what_passes(code: int) -> None:
+    member = _member(_error(code))
+    assert member.poll(0) is None
+    assert member.poll(0) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        _error(KafkaError._TRANSPORT, fatal=True),
+        _error(KafkaError.GROUP_AUTHORIZATION_FAILED),
+        _error(KafkaError.UNKNOWN_TOPIC_OR_PART),
+    ],
+)
+def test_a_member_ends_with_what_stays(error: KafkaError) -> None:
+    member = _member(error)
+    for _ in range(2):
+        with pytest.raises(LogError, match="group g"):
+            member.poll(0)
