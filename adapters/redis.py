@@ -196,7 +196,7 @@ class RedisIndex:
         pipe = self._client.pipeline(transaction=False)
         pipe.set(key, token_hex(GENERATION_BYTES), nx=True)
         pipe.get(key)
-        _, name = await _answered(pipe.execute(), self._timeout_s)
+        _, name = await _answered(pipe.execute(), WRITE_TIMEOUT_S)
         return (name or b"").decode()
 
     async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
