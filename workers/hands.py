@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from schemas.reasons import Reason
 from schemas.records import Batch, BatchCancel
-from workers.core.ending import ended_unrun, for_engine, together
+from workers.core.ending import FRAMING_BYTES, ended_unrun, for_engine, together
 from workers.core.progress import OPEN_MAX
 from workers.engine import EngineOutcome, failed
 from workers.ports import Slots
+
+#: A batch and how each of its requests ended.
+Ended = tuple[Batch, tuple[EngineOutcome, ...]]
 
 
 @dataclass(slots=True)
@@ -54,13 +57,24 @@ class Hands:
         """How many batches an engine has."""
         return sum(h.has_started and h.outcomes is None for h in self._held.values())
 
-    def done(self) -> dict[int, tuple[Batch, tuple[EngineOutcome, ...]]]:
+    def done(self) -> dict[int, Ended]:
         """Batches that wait for their commit, by offset."""
         return {
             offset: (held.batch, held.outcomes)
             for offset, held in self._held.items()
             if held.outcomes is not None
         }
+
+    def first_done(self, bytes_max: int) -> dict[int, Ended]:
+        """Those of `done` that fit into `bytes_max` together: the oldest first, one at least."""
+        first: dict[int, Ended] = {}
+        size = 0
+        for offset, ended in sorted(self.done().items()):
+            size += sum(len(outcome.output) + FRAMING_BYTES for outcome in ended[1])
+            if first and size > bytes_max:
+                break
+            first[offset] = ended
+        return first
 
     def take(self, held: Held) -> None:
         """Take a new batch in; the caller keeps to `room`."""

@@ -32,6 +32,7 @@ from schemas.log import (
     TransactionalProducer,
     UnavailableError,
 )
+from schemas.reasons import Reason
 from schemas.records import VERSION, Batch, BatchCancel, LaneRecord, Started
 from workers.core.ending import Written, dead
 from workers.core.progress import OPEN_MAX, ProgressError, progress_of
@@ -40,7 +41,7 @@ from workers.hands import Hands, Held
 from workers.names import LaneNames
 from workers.ports import Clock, Meter, Notes, Slots
 from workers.takeover import LaneError, Start, read_start
-from workers.transaction import LaneTransaction, Ready, tell
+from workers.transaction import TRANSACTION_BYTES_MAX, LaneTransaction, Ready, tell
 from workers.waiting import BackOff
 
 #: Records a turn: a lane is sent few batches at a time, a take-over may meet many.
@@ -293,6 +294,8 @@ class Lane:
         try:
             said: LaneRecord = decode_header(record, LaneRecord)
         except DecodeError as error:
+            if error.reason is Reason.UNKNOWN_VERSION:  # no fault of the record
+                raise LaneError(f"{error}; the lane waits there: upgrade this worker") from error
             self._bury(record, error)
             return None
         return said
@@ -333,7 +336,7 @@ class Lane:
         assert self._producer is not None, "SERVE follows TAKE"
         assert self._transaction is not None, "SERVE follows TAKE"
         now_ms = self._clock.now_ms()
-        done = self._hands.done()
+        done = self._hands.first_done(TRANSACTION_BYTES_MAX)
         ready = Ready(
             None if self._has_said_slots else self._hands.slots.total,
             list(done.values()),

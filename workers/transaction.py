@@ -17,10 +17,12 @@ from schemas.topics import bucket
 from workers.core.ending import Written, finished, fitting, result
 from workers.core.progress import Progress, encode_progress
 from workers.engine import EngineOutcome, failed
+from workers.hands import Ended
 from workers.names import LaneNames
 from workers.ports import Meter
 
-Ended = tuple[Batch, tuple[EngineOutcome, ...]]
+#: A transaction has TRANSACTION_TIMEOUT_MS for all of its records: 16 MB pass in a fraction of it.
+TRANSACTION_BYTES_MAX = 16_000_000
 
 
 class Ready(NamedTuple):

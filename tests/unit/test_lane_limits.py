@@ -205,7 +205,7 @@ def test_a_batch_without_requests_ends_without_an_engine() -> None:
     assert numbers(world.said(), Finished) == [1]
 
 
-def test_records_of_a_later_version_are_named_as_such() -> None:
+def test_a_record_of_a_later_version_stops_the_lane_before_it() -> None:
     world = LaneWorld()
     holder = world.holder()
     holder.settle()
@@ -213,7 +213,31 @@ def test_records_of_a_later_version_are_named_as_such() -> None:
     later = encode(batch).replace(b"\x01", b"\x02", 1)
     world.send(value, [("fairlane", later)])
     holder.settle()
-    assert world.dead()[0][0].reason == "unknown_version"
+    assert holder.lane.phase is Phase.GONE
+    assert "upgrade this worker" in str(world.notes.events[-1][1]["error"])
+    assert world.dead() == []
+    assert world.log._store.committed[world.names().group][world.names().batches].offset == 0
+    other = world.holder()
+    other.settle()
+    assert other.lane.phase is Phase.GONE
+    assert world.dead() == []
+
+
+def test_a_transaction_takes_what_fits_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.lane.TRANSACTION_BYTES_MAX", 2_500)
+    world = LaneWorld()
+    holder = world.holder(slots=6)
+    holder.settle()
+    for id_ in "abcde":
+        world.dispatch(id_)
+    world.dispatch("f", "g", "h")
+    holder.settle()
+    before = world.meter.counts["worker_transactions_total"]
+    holder.slots.release()
+    holder.settle()
+    assert world.meter.counts["worker_transactions_total"] == before + 4
+    assert numbers(world.said(), Finished) == [1, 2, 3, 4, 5, 6]
+    assert len(world.ends()) == 8
 
 
 def test_engine_batches_carry_what_an_engine_needs() -> None:
