@@ -58,6 +58,8 @@ HEARTBEAT_MS = 300
 PATIENCE_S = 10.0
 #: How long `ensure_topics` and `delete_topic` wait until all brokers' metadata agrees.
 METADATA_TIMEOUT_S = 30.0
+#: The readers' group, for which nothing is committed: a consumer wants one to ask for topics.
+UNUSED_GROUP = "fairlane-reader"
 
 
 class KafkaLog:
@@ -135,8 +137,9 @@ class KafkaLog:
 
     def partitions(self, topic: str) -> int:
         """How many partitions the topic has; 0 when it does not exist."""
-        # Not by the admin client: where brokers create topics on demand, its question does.
-        client = self._asker(committed_only=True)
+        # Not by the admin client: where brokers create topics on demand, its question does. And by
+        # a client of its own: one that was told of no such topic refuses to ask for its offsets.
+        client = self.group_client(UNUSED_GROUP)
         found = self._patiently(
             f"topic {topic}", lambda: client.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
         ).topics[topic]

@@ -74,10 +74,9 @@ class KafkaMembership:
     def _serve(self, wait_s: float) -> None:
         try:
             message = self._client.poll(wait_s)
+            error = None if message is None else message.error()
         except KafkaException as raised:
-            self._fail(error_of(raised))
-            return
-        error = None if message is None else message.error()
+            error = error_of(raised)
         if error is None:
             return
         if error.fatal() or not (error.retriable() or error.code() in _PASSING):
