@@ -12,6 +12,7 @@ Exit codes: 0 all done, 1 some lines failed, 2 it can't begin, 3 not finished (r
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -99,17 +100,16 @@ class Submission:
         self,
         http: httpx.AsyncClient,
         ledger: Ledger,
-        lines: Iterator[Line],
+        work: Iterator[Line | Sent],
         pacer: Pacer,
         tell: Callable[[int], None],
         *,
         has_results: bool,
     ) -> None:
-        """`tell` is called with the number of lines that are done since the last call."""
+        """`work` is lines to send and accepted ones to fetch; `tell` gets how many are done."""
         self._http, self._ledger, self._pacer, self._tell = http, ledger, pacer, tell
         self._has_results = has_results
-        unfetched = ledger.unfetched() if has_results else iter(())
-        self._work: Iterator[Line | Sent] = chain(unfetched, lines)
+        self._work = work
         self._known = ledger.sent | ledger.ended
         self._fetch: asyncio.Queue[tuple[Sent, int]] = asyncio.Queue()
         self._room = asyncio.Semaphore(OUTSTANDING_MAX)
@@ -283,12 +283,16 @@ async def _run(
     digest = read_digest(path)
     ledger = Ledger(path, digest, str(http.base_url), out)
     try:
-        with _progress(console) as progress:
+        with (
+            _progress(console) as progress,
+            closing(ledger.unfetched()) as unfetched,
+            closing(read_lines(path, digest.hex)) as lines,
+        ):
             task = progress.add_task(path.name, total=digest.lines, completed=len(ledger.ended))
             submission = Submission(
                 http,
                 ledger,
-                read_lines(path, digest.hex),
+                chain(unfetched if out else (), lines),
                 pacer,
                 lambda count: progress.advance(task, count),
                 has_results=out is not None,

@@ -12,7 +12,7 @@ read from the files themselves; memory holds bitmaps of line numbers, never line
     RESULTS.jsonl        written with --out: the final state of every accepted line
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
@@ -72,8 +72,11 @@ def read_digest(path: Path) -> Digest:
     return Digest(hashed.hexdigest(), lines + has_text)
 
 
-def read_lines(path: Path, digest: str) -> Iterator[Line]:
-    """The lines of the file in order; blank ones are left out, broken ones carry their error."""
+def read_lines(path: Path, digest: str) -> Generator[Line, None, None]:
+    """The lines of the file in order; blank ones are left out, broken ones carry their error.
+
+    Close the generator: it holds the file open until its end.
+    """
     with path.open("rb") as file:
         for number, text in whole_lines(file, LINE_BYTES_MAX):
             if text is None:
@@ -217,7 +220,7 @@ class Ledger:
             if number.isdecimal():
                 yield Sent(int(number), request_id)
 
-    def unfetched(self) -> Iterator[Sent]:
+    def unfetched(self) -> Generator[Sent, None, None]:
         """Lines of earlier runs that were accepted and whose results are not written."""
         for sent in self._sent_lines():
             if sent.number not in self.ended:
