@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,10 @@ def test_a_stack_goes_up_and_down_as_often_as_asked(own_stack: Stack) -> None:
 
 def listening(pid: int | None) -> list[str]:
     """The addresses that a process listens on, as dotted quads."""
-    links = [str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            links.append(str(descriptor.readlink()))
     inodes = [link.removeprefix("socket:[").removesuffix("]") for link in links]
     rows = [
         line.split()
