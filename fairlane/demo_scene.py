@@ -60,11 +60,6 @@ class Scene(NamedTuple):
         """When the last request comes."""
         return self.arrivals[-1].at_ms
 
-    def tier_of(self, tenant: str) -> str:
-        """The tier that a tenant asks in."""
-        found = self.policy.tenant(tenant)
-        return found.tiers[0] if found else ""
-
 
 def story(seed: int, burst_size: int = BURST_DEFAULT, until_ms: int | None = None) -> Scene:
     """The burst and the five, with six others; the usual traffic ends at `until_ms`.

@@ -214,7 +214,6 @@ def admit(state: State, index: int, arrival: Arrival) -> None:
     state.estimate(live, state.endpoints[meta.endpoint])
     state.live[key] = live
     state.ids[live.id] = key
-    part.live += 1
     part.outstanding.append(arrival.offset)
     state.watch(live)
     enqueue(state, live)

@@ -104,7 +104,6 @@ def close(state: State, live: Live) -> None:
     state.returned.pop(live.key, None)
     state.unwatch(live)
     state.ids.pop(live.id, None)
-    state.parts[live.key >> 44].live -= 1
     remember(state, live.id)
 
 

@@ -224,7 +224,6 @@ def fill(state: State, index: int, arrivals: Iterable[Arrival]) -> None:
             state.estimate(live, endpoint)
         state.live[key] = live
         state.ids[live.id] = key
-        part.live += 1
         part.outstanding.append(arrival.offset)
         state.watch(live)
         mark = state.restoring.get(key)

@@ -195,15 +195,14 @@ class PoolState:
 
 
 class Part:
-    """One request partition: next offset to take in, and what of it is live."""
+    """One request partition, and the next offset to take in."""
 
-    __slots__ = ("live", "outstanding", "partition", "position", "tier")
+    __slots__ = ("outstanding", "partition", "position", "tier")
 
     def __init__(self, partition: Partition, tier: str, position: int) -> None:
         self.partition = partition
         self.tier = tier
         self.position = position
-        self.live = 0
         self.outstanding: deque[int] = deque()  #: index: offsets taken in, ascending
 
 
