@@ -1,0 +1,1 @@
+"""Who used what: the Faust application over what workers say, and its windows."""

@@ -1,0 +1,1 @@
+"""Sums in windows of time, as pure functions."""
