@@ -6,12 +6,9 @@ Parsed with argparse, which costs a restart a tenth of what the command-line lib
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fairlane.engines import add_options, make
 from fairlane.settings import load
-
-if TYPE_CHECKING:
-    from workers.ports import Engine
 
 #: Workers of one machine are one per lane; more requests in flight than this is a mistake.
 SLOTS_MAX = 4_096
@@ -37,21 +34,12 @@ def serve(arguments: list[str]) -> int:
         case "scheduler":
             return run_scheduler(process)
         case "worker":
-            return run_worker(process, given.pool, given.slots, _engine(given))
+            return run_worker(process, given.pool, given.slots, make(given))
         case _:
             from fairlane.run_ingress import run_ingress
             from producers.limiting import WhenDown
 
             return run_ingress(process, given.host, given.port, WhenDown(given.redis_down))
-
-
-def _engine(given: argparse.Namespace) -> "Engine":
-    from workers.engines.simulated import SimulatedEngine, SimulatedSettings, Together
-
-    together = Together(given.together)
-    return SimulatedEngine(
-        SimulatedSettings(given.fixed_ms, given.per_token_us, together, given.seed)
-    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,18 +89,7 @@ def _scheduler(command: argparse.ArgumentParser) -> None:
 def _worker(command: argparse.ArgumentParser) -> None:
     command.add_argument("--pool", required=True, help="pool of the policy whose lanes it serves")
     command.add_argument("--slots", type=_slots, default=1, help="batches at once in each lane")
-    command.add_argument("--engine", choices=("simulated",), default="simulated")
-    command.add_argument("--fixed-ms", type=_count, default=20, help="simulated: time of a batch")
-    command.add_argument(
-        "--per-token-us", type=_count, default=50, help="simulated: time of a token"
-    )
-    command.add_argument(
-        "--together",
-        choices=("sum", "max"),
-        default="sum",
-        help="simulated: requests of a batch one after the other, or abreast",
-    )
-    command.add_argument("--seed", type=_count, default=0, help="simulated: draws output lengths")
+    add_options(command)
 
 
 def _port(text: str) -> int:
@@ -121,10 +98,6 @@ def _port(text: str) -> int:
 
 def _slots(text: str) -> int:
     return _number(text, 1, SLOTS_MAX)
-
-
-def _count(text: str) -> int:
-    return _number(text, 0, 1_000_000_000)
 
 
 def _number(text: str, least: int, most: int) -> int:

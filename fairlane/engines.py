@@ -1,0 +1,68 @@
+"""From command-line options to an engine: which one a worker runs, and with what.
+
+What belongs here: each engine's options, in a group of its own in `--help`, and the one
+place that constructs it. Engines are imported when one is wanted and not before: what
+another engine needs may not be installed.
+"""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.ports import Engine
+
+#: Engines that come with Fairlane; `make` has a branch for each.
+NAMES = ("simulated",)
+#: Far above any sensible count, time or size; what is beyond is a mistake.
+_NUMBER_MAX = 1_000_000_000
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add `--engine` and the options of every engine to a command's parser."""
+    command.add_argument(
+        "--engine", choices=NAMES, default="simulated", help="what runs the batches"
+    )
+    _simulated_options(command.add_argument_group("engine simulated", "takes time, no model"))
+
+
+def make(given: argparse.Namespace) -> "Engine":
+    """Make the engine that the options name; `given` holds all that `add_options` added.
+
+    Raises FairlaneError for what the user can mend.
+    """
+    match given.engine:
+        case _:
+            return _simulated(given)
+
+
+# --- simulated
+
+
+def _simulated_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--fixed-ms", type=_natural, default=20, help="time of a batch")
+    group.add_argument("--per-token-us", type=_natural, default=50, help="time of a token")
+    group.add_argument(
+        "--together",
+        choices=("sum", "max"),
+        default="sum",
+        help="requests of a batch one after the other, or abreast",
+    )
+    group.add_argument("--seed", type=_natural, default=0, help="draws output lengths")
+
+
+def _simulated(given: argparse.Namespace) -> "Engine":
+    from workers.engines.simulated import SimulatedEngine, SimulatedSettings, Together
+
+    together = Together(given.together)
+    return SimulatedEngine(
+        SimulatedSettings(given.fixed_ms, given.per_token_us, together, given.seed)
+    )
+
+
+# --- types of options
+
+
+def _natural(text: str) -> int:
+    if text.isdecimal() and int(text) <= _NUMBER_MAX:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no integer in 0..{_NUMBER_MAX}")
