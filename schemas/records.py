@@ -64,7 +64,8 @@ class Request(Struct, array_like=True, tag="request", frozen=True):
     """Metadata of an accepted request. Tier, arrival and body are the record's own.
 
     `deadline_ms` is for the finish, 0 for none. `input_tokens` is the ingress's estimate,
-    `output_tokens_max` what the caller allows the model to write.
+    `output_tokens_max` what the caller allows the model to write. `inputs` are counted at
+    endpoints that take several in one request; then `input_tokens` is their sum.
     """
 
     v: int
@@ -75,6 +76,7 @@ class Request(Struct, array_like=True, tag="request", frozen=True):
     deadline_ms: int = 0
     input_tokens: int = 0
     output_tokens_max: int = 0
+    inputs: int = 1
 
 
 # --- batches.<pool>: this in the header, the bodies one after the other as the value
@@ -176,13 +178,17 @@ class Outcome(Struct, array_like=True, frozen=True):
 
 
 class Finished(Struct, array_like=True, tag="finished", frozen=True):
-    """A batch is done: an outcome for each of its requests, tenants for the accounting."""
+    """A batch is done: an outcome for each of its requests, tenants for the accounting.
+
+    `ended_ms` is the one of the batch's results; 0 in records written before it was kept.
+    """
 
     v: int
     number: int
     outcomes: tuple[Outcome, ...]
     tenants: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
+    ended_ms: int = 0
 
 
 class HandedBack(Struct, array_like=True, tag="handed_back", frozen=True):

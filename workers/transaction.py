@@ -60,7 +60,7 @@ class LaneTransaction:
                 self._answer(producer, batch, item, outcome, now_ms)
                 for item, outcome in zip(batch.items, outcomes, strict=True)
             ]
-            self._say(producer, encode(finished(batch, written_as)))
+            self._say(producer, encode(finished(batch, written_as, now_ms)))
         producer.send_offsets(names.group, {names.batches: encode_progress(progress)})
         producer.commit()
 

@@ -51,7 +51,7 @@ _ITEM = Item(
 )
 
 SAMPLES: tuple[Struct, ...] = (
-    Request(1, "req-1", "acme", "embed", 3, 1_700_000_060_000, 64, 32),
+    Request(1, "req-1", "acme", "embed", 3, 1_700_000_060_000, 64, 32, 5),
     Batch(1, 2, 9, "gpu", 1_700_000_000_500, (_ITEM,)),
     BatchCancel(1, 9, 17),
     Result(
@@ -61,7 +61,9 @@ SAMPLES: tuple[Struct, ...] = (
     Dead(1, "fairlane.requests.premium", 4, 77, "unreadable", "cut", "req-1", "acme"),
     Seen(1, 8),
     Started(1, 9),
-    Finished(1, 9, (Outcome(17, End.SUCCEEDED, _USAGE),), ("acme",), ("embed",)),
+    Finished(
+        1, 9, (Outcome(17, End.SUCCEEDED, _USAGE),), ("acme",), ("embed",), 1_700_000_001_000
+    ),
     HandedBack(1, 9),
     Cancel(1, "fairlane.requests.premium", 4, 78),
     Refusal(1, "req-2", "acme", "embed", "rate_limit", 4, "requests_per_minute", 12, 3),

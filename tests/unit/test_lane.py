@@ -44,6 +44,7 @@ def test_a_batch_runs_and_all_is_said_in_one_transaction() -> None:
     assert finished.endpoints == ("embed", "embed")
     result = next(r for r, _ in world.results() if r.id == "a")
     assert (result.picked_ms, result.ended_ms) == (1_000_000, 1_000_030)
+    assert finished.ended_ms == result.ended_ms
 
 
 def test_a_slot_that_is_taken_makes_the_next_batch_wait() -> None:

@@ -75,7 +75,7 @@ def together(
     )
 
 
-def finished(batch: Batch, outcomes: Sequence[EngineOutcome]) -> Finished:
+def finished(batch: Batch, outcomes: Sequence[EngineOutcome], now_ms: int) -> Finished:
     """What the scheduler and the accounting are told about a batch that is done."""
     return Finished(
         VERSION,
@@ -86,6 +86,7 @@ def finished(batch: Batch, outcomes: Sequence[EngineOutcome]) -> Finished:
         ),
         tuple(item.tenant for item in batch.items),
         tuple(item.endpoint for item in batch.items),
+        now_ms,
     )
 
 
