@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 NAMES = ("simulated",)
 #: Far above any sensible count, time or size; what is beyond is a mistake.
 _NUMBER_MAX = 1_000_000_000
+#: Most components of a simulated vector: that of one text still fits into a result.
+_DIMENSIONS_MAX = 8_192
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -48,6 +50,9 @@ def _simulated_options(group: argparse._ArgumentGroup) -> None:
         help="requests of a batch one after the other, or abreast",
     )
     group.add_argument("--seed", type=_natural, default=0, help="draws output lengths")
+    group.add_argument(
+        "--dimensions", type=_dimensions, default=0, help="answers embeddings of so many (0: none)"
+    )
 
 
 def _simulated(given: argparse.Namespace) -> "Engine":
@@ -55,7 +60,9 @@ def _simulated(given: argparse.Namespace) -> "Engine":
 
     together = Together(given.together)
     return SimulatedEngine(
-        SimulatedSettings(given.fixed_ms, given.per_token_us, together, given.seed)
+        SimulatedSettings(
+            given.fixed_ms, given.per_token_us, together, given.seed, given.dimensions
+        )
     )
 
 
@@ -66,3 +73,9 @@ def _natural(text: str) -> int:
     if text.isdecimal() and int(text) <= _NUMBER_MAX:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no integer in 0..{_NUMBER_MAX}")
+
+
+def _dimensions(text: str) -> int:
+    if text.isdecimal() and int(text) <= _DIMENSIONS_MAX:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no integer in 0..{_DIMENSIONS_MAX}")

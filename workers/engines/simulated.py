@@ -7,6 +7,8 @@ Tokens of a request: input = ceil(bytes of the body / 4). Output = the body's ow
 `output_tokens` when it is a JSON object that has one (traces say what really happened);
 otherwise drawn from seed and id, evenly in 1..(tokens the scheduler was told - input),
 and 0 when that leaves nothing. So a request costs the same on every attempt and machine.
+
+With `dimensions` it answers embeddings instead (simulated_vectors) and writes no token.
 """
 
 import time
@@ -17,8 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from schemas.reasons import Reason
 from schemas.records import End, Usage
-from workers.engine import EngineBatch, EngineOutcome, EngineRequest, cancelled
+from workers.engine import EngineBatch, EngineOutcome, EngineRequest, cancelled, failed
+from workers.engines.simulated_vectors import InputError, Vectors
 
 #: A body's own `output_tokens` is believed up to here: no model writes more.
 OUTPUT_TOKENS_MAX = 1_000_000
@@ -43,12 +47,16 @@ class Together(StrEnum):
 
 
 class SimulatedSettings(NamedTuple):
-    """Times in milliseconds and microseconds; `seed` draws the output lengths."""
+    """Times in milliseconds and microseconds; `seed` draws the output lengths.
+
+    `dimensions` above 0: answers are embeddings of so many components.
+    """
 
     fixed_ms: int = 20
     per_token_us: int = 50
     together: Together = Together.SUM
     seed: int = 0
+    dimensions: int = 0
 
 
 class SimulatedEngine:
@@ -62,6 +70,8 @@ class SimulatedEngine:
         """Keep the settings (default: `SimulatedSettings()`); nothing is started."""
         self._settings = settings or SimulatedSettings()
         self._wait = wait
+        dimensions = self._settings.dimensions
+        self._vectors = Vectors(dimensions, repr(self._settings)) if dimensions else None
 
     def run(self, batch: EngineBatch, cancelled: Callable[[int], bool]) -> Sequence[EngineOutcome]:
         """Wait as long as the batch takes, or until nobody wants any of it; then answer."""
@@ -92,6 +102,8 @@ class SimulatedEngine:
     def tokens(self, request: EngineRequest) -> tuple[int, int]:
         """Input and output tokens of a request."""
         input_tokens = -(-len(request.body) // _BYTES_PER_TOKEN)
+        if self._vectors is not None:
+            return input_tokens, 0
         said = _output_said(request.body)
         if said is not None:
             return input_tokens, said
@@ -109,6 +121,11 @@ class SimulatedEngine:
         if is_cancelled:
             return cancelled(Usage(input_tokens=input_tokens, service_ms=service_ms))
         usage = Usage(input_tokens=input_tokens, output_tokens=output_tokens, service_ms=service_ms)
+        if self._vectors is not None:
+            try:
+                return EngineOutcome(End.SUCCEEDED, self._vectors.answer(request.body), usage)
+            except InputError as error:
+                return failed(Reason.ENGINE_REFUSED, str(error))
         output = msgspec.json.encode(
             {
                 "id": request.id,
