@@ -290,7 +290,8 @@ class Ingress:
         limit = caller.view.policy.limit(caller.tenant, endpoint)
         if limit is None:
             return None
-        charge = Charge(request.tenant, request.endpoint, request.id, endpoint.weight, limit)
+        cost = endpoint.weight * request.inputs
+        charge = Charge(request.tenant, request.endpoint, request.id, cost, limit)
         verdict = await self._keeper.charge(charge)
         if verdict is None:
             return self._unavailable("limits can't be checked: Redis does not answer")

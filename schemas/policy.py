@@ -70,6 +70,8 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     or `batch_bytes`, and is sent when the oldest waited `batch_wait_ms`. `tokens_max` clamps
     one request's estimate. `service_ms` is the expected time of a batch, used for deadlines.
     `weight` multiplies what a request takes from a tenant's limits (heavier models: more).
+    `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
+    inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     attempts_max: int = 3
     weight: int = 1
     requests_per_minute: int | None = None
+    inputs_max: int = 0
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -46,6 +46,9 @@ PREFETCH_MAX = 64
 ATTEMPTS_MAX = 100
 #: Waiting for company longer than this is no batching any more.
 BATCH_WAIT_MS_MAX = 60_000
+#: Inputs of one request, as many as clients of embeddings send at once; with more, one request
+#: would be a job of its own.
+INPUTS_MAX = 2_048
 #: Names shown in a message when one is not defined.
 _NAMES_SHOWN = 10
 
@@ -71,6 +74,7 @@ _ENDPOINT: tuple[_Range, ...] = (
     ("wait_ms_max", 1, WAIT_MS_MAX),
     ("attempts_max", 1, ATTEMPTS_MAX),
     ("weight", 1, WEIGHT_MAX),
+    ("inputs_max", 0, INPUTS_MAX),
 )
 
 

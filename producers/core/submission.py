@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from producers.core.inputs import Inputs, count
 from schemas.log import RECORD_BYTES_MAX
 from schemas.policy import Endpoint, Policy, Tenant
 from schemas.reasons import Reason
@@ -23,8 +24,6 @@ ENVELOPE_BYTES_MAX = 8_192
 BODY_BYTES_MAX = INPUT_BYTES_MAX + ENVELOPE_BYTES_MAX
 #: Every request ends by half the retention; a later deadline could not be kept.
 DEADLINE_MS_MAX = RETENTION_MS // 2
-#: Usual English text; the scheduler settles with what the engine counted.
-BYTES_PER_TOKEN = 4
 #: Faults told of one request: enough to mend it, and no answer larger than what it answers.
 FAULTS_MAX = 20
 #: A field's name or value is quoted in a fault up to this length.
@@ -101,8 +100,8 @@ class _Reader:
         priority = self._integer("priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
         deadline_ms = self._integer("deadline_ms", 1, DEADLINE_MS_MAX, 0)
         output_tokens = self._integer("max_output_tokens", 1, endpoint.tokens_max, 0)
+        inputs = self._inputs(data, endpoint)
         self._unknown_fields()  # last: however many there are, faults of known ones are told
-        input_tokens = min(max(1, len(data) // BYTES_PER_TOKEN), endpoint.tokens_max)
         request = Request(
             v=VERSION,
             id=request_id,
@@ -110,8 +109,9 @@ class _Reader:
             endpoint=endpoint.name,
             priority=priority,
             deadline_ms=now_ms + deadline_ms if deadline_ms else 0,
-            input_tokens=input_tokens,
+            input_tokens=inputs.tokens,
             output_tokens_max=output_tokens,
+            inputs=inputs.number,
         )
         return Submission(request, data, tier, endpoint, self._tenant)
 
@@ -161,6 +161,21 @@ class _Reader:
             message = f"has {len(data)} bytes; the endpoint takes up to {limit}"
             self._fault("input", message, Reason.BODY_TOO_LARGE)
         return data
+
+    def _inputs(self, data: bytes, endpoint: Endpoint) -> Inputs:
+        """How many inputs there are and their tokens: all have to fit in one batch."""
+        inputs = count(data, endpoint)
+        most, name = max(1, endpoint.inputs_max), endpoint.name
+        if inputs.number == 0:
+            self._fault("input", f"has 0 inputs; {name!r} takes 1 to {most} in a request")
+        elif inputs.number > most:
+            message = f"has {inputs.number} inputs; {name!r} takes up to {most}"
+            self._fault("input", f"{message} in a request: split it")
+        elif inputs.tokens > endpoint.batch_tokens:
+            message = f"has {inputs.number} inputs of about {inputs.tokens} tokens in sum"
+            limit = f"a batch of {name!r} holds up to {endpoint.batch_tokens}"
+            self._fault("input", f"{message}; {limit}: split it")
+        return inputs
 
     def _text(self, field: str) -> str | None:
         value = self._value(field, lambda value: isinstance(value, str), "a string")

@@ -48,8 +48,8 @@ class Live:
 
     __slots__ = (
         "arrived_ms", "attempt", "batch", "cancelled", "cost", "deadline_ms", "endpoint",
-        "expires_ms", "id", "key", "not_before_ms", "priority", "queue", "size", "status",
-        "tenant", "tier", "timer", "tokens", "tokens_given",
+        "expires_ms", "id", "inputs_given", "key", "not_before_ms", "priority", "queue", "size",
+        "status", "tenant", "tier", "timer", "tokens", "tokens_given",
     )  # fmt: skip
 
     def __init__(self, key: int, tier: str, meta: Request, size: int, arrived_ms: int) -> None:
@@ -62,6 +62,7 @@ class Live:
         self.deadline_ms = meta.deadline_ms
         self.arrived_ms = arrived_ms
         self.size = size
+        self.inputs_given = meta.inputs
         self.tokens_given = meta.input_tokens + meta.output_tokens_max
         self.tokens = 0  #: estimate, clamped by the endpoint
         self.cost = 0  #: estimate in the pool's unit
@@ -266,15 +267,17 @@ class State:
     def estimate(self, live: Live, endpoint: Endpoint) -> None:
         """Set what follows from the policy: tokens, cost, expiry."""
         floor = live.size // FLOOR_BYTES_PER_TOKEN + 1
-        live.tokens = min(max(live.tokens_given, floor), endpoint.tokens_max)
-        live.cost = live.tokens if endpoint.cost is CostModel.TOKEN else 1
+        inputs = min(max(1, live.inputs_given), max(1, endpoint.inputs_max))
+        live.tokens = min(max(live.tokens_given, floor), _tokens_max(endpoint, inputs))
+        live.cost = live.tokens if endpoint.cost is CostModel.TOKEN else inputs
         live.expires_ms = live.arrived_ms + endpoint.wait_ms_max
         if live.deadline_ms:
             live.expires_ms = min(live.expires_ms, live.deadline_ms)
 
     def cost_max(self, endpoint: Endpoint) -> int:
         """The dearest a request of the endpoint can be, in its pool's unit."""
-        return endpoint.tokens_max if endpoint.cost is CostModel.TOKEN else 1
+        inputs = max(1, endpoint.inputs_max)
+        return _tokens_max(endpoint, inputs) if endpoint.cost is CostModel.TOKEN else inputs
 
     def debt_max(self, pool: PoolState) -> int:
         """Floor of a debt: all slots of the pool filled with the dearest requests."""
@@ -300,3 +303,8 @@ class State:
         bucket = self.timers.get(live.timer)
         if bucket is not None:
             bucket.pop(live.key, None)
+
+
+def _tokens_max(endpoint: Endpoint, inputs: int) -> int:
+    """Clamp of an estimate: each input's share, and together they have to fit in a batch."""
+    return min(inputs * endpoint.tokens_max, endpoint.batch_tokens)

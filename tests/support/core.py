@@ -57,6 +57,7 @@ class Core:
         priority: int = 500,
         deadline_ms: int = 0,
         size: int = 10,
+        inputs: int = 1,
     ) -> tuple[str, Arrival]:
         """A request that is still to be taken in: (tier, arrival)."""
         offset = next(self._offsets[tier])
@@ -68,6 +69,7 @@ class Core:
             priority=priority,
             deadline_ms=deadline_ms,
             input_tokens=tokens,
+            inputs=inputs,
         )
         return tier, Arrival(offset, self.now_ms, size, meta)
 

@@ -1,0 +1,69 @@
+"""Several inputs in one request: how many there are, and the tokens of each.
+
+At an endpoint with `inputs_max` above 0 an array counts by its elements, whether it is the
+input itself or stands under `input` of an object, as clients of embeddings send it. Any
+element is one input: a string, an object, or an array of numbers (a text as tokens). An
+array of nothing but whole numbers is a single text as tokens, so it is one input.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from schemas.policy import Endpoint
+
+#: Usual English text; the scheduler settles with what the engine counted.
+BYTES_PER_TOKEN = 4
+
+_NUMBER_STARTS = b"-0123456789"
+
+
+class Inputs(NamedTuple):
+    """So many inputs, and the sum of their estimates, each clamped by the endpoint.
+
+    Of more than the endpoint takes there is no estimate: `tokens` is 0.
+    """
+
+    number: int
+    tokens: int
+
+
+class _Envelope(msgspec.Struct):
+    """An object as the input: of its fields only one is looked at."""
+
+    input: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def count(data: bytes, endpoint: Endpoint) -> Inputs:
+    """Count the inputs in the raw JSON of `input`, which was read once already: it is valid."""
+    elements = _elements(data) if endpoint.inputs_max else None
+    if elements is None:
+        return Inputs(1, _tokens(len(data), endpoint))
+    if len(elements) > endpoint.inputs_max:
+        return Inputs(len(elements), 0)
+    tokens = sum(_tokens(len(bytes(element)), endpoint) for element in elements)
+    return Inputs(len(elements), tokens)
+
+
+def _tokens(size: int, endpoint: Endpoint) -> int:
+    return min(max(1, size // BYTES_PER_TOKEN), endpoint.tokens_max)
+
+
+def _elements(data: bytes) -> list[msgspec.Raw] | None:
+    """Elements of the array of inputs; None when there is no such array."""
+    if data.startswith(b"{"):
+        data = bytes(msgspec.json.decode(data, type=_Envelope).input)
+    if not data.startswith(b"["):
+        return None
+    elements = msgspec.json.decode(data, type=list[msgspec.Raw])
+    return None if _is_text_as_tokens(data, elements) else elements
+
+
+def _is_text_as_tokens(data: bytes, elements: list[msgspec.Raw]) -> bool:
+    if not elements or bytes(elements[0])[0] not in _NUMBER_STARTS:
+        return False
+    try:
+        msgspec.json.decode(data, type=list[int])
+    except msgspec.DecodeError:
+        return False
+    return True
