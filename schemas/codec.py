@@ -24,6 +24,7 @@ from schemas.records import (
     BatchCancel,
     Cancel,
     Chain,
+    Cost,
     Dead,
     Decision,
     Finished,
@@ -34,6 +35,7 @@ from schemas.records import (
     Seen,
     SnapshotChunk,
     Started,
+    UsageSum,
 )
 
 HEADER = "fairlane"
@@ -45,7 +47,17 @@ _decoders: dict[Any, Decoder[Any]] = {}
 
 _HEADER_KINDS = Request | Batch | BatchCancel | Result | Dead | Chain
 _VALUE_KINDS = (
-    Decision | SnapshotChunk | Seen | Started | Finished | HandedBack | Cancel | Refusal | ApiKey
+    Decision
+    | SnapshotChunk
+    | Seen
+    | Started
+    | Finished
+    | HandedBack
+    | Cancel
+    | Refusal
+    | ApiKey
+    | UsageSum
+    | Cost
 )
 
 

@@ -15,6 +15,9 @@ HOUR_MS = 3_600_000
 RETENTION_MS = 7 * 24 * HOUR_MS
 #: Segments roll by time as well, so that retention acts on quiet topics.
 SEGMENT_MS = 24 * HOUR_MS
+#: An older sum that is written after a newer one (by a process that was stopped and woke up)
+#: must not be what compaction leaves: both stay this long, and readers take the newer.
+COMPACTION_LAG_MS = HOUR_MS
 
 
 def bucket(name: str, buckets: int) -> int:
@@ -64,6 +67,15 @@ class Topics(NamedTuple):
         """What could not be served; partition = bucket(tenant)."""
         return f"{self.prefix}.dead"
 
+    def usage(self, pool: str) -> str:
+        """Sums of use over what a pool's workers say; partition = lane, compacted."""
+        return f"{self.prefix}.usage.{pool}"
+
+    @property
+    def costs(self) -> str:
+        """Learned cost per token; partition = bucket(tenant), compacted."""
+        return f"{self.prefix}.costs"
+
     @property
     def policy(self) -> str:
         """The policy, one partition, compacted; record key b"policy"."""
@@ -95,6 +107,7 @@ class Topics(NamedTuple):
         kept = {"retention.ms": str(RETENTION_MS), "segment.ms": str(SEGMENT_MS)}
         twice = {**kept, "retention.ms": str(2 * RETENTION_MS)}
         appended = {**kept, "message.timestamp.type": "LogAppendTime"}
+        summed = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(COMPACTION_LAG_MS)}
         specs = [
             TopicSpec(self.requests(tier.name), top.shards * top.spread, appended)
             for tier in policy.tiers
@@ -103,6 +116,7 @@ class Topics(NamedTuple):
             specs += [
                 TopicSpec(self.batches(pool.name), pool.lanes, kept),
                 TopicSpec(self.workers(pool.name), pool.lanes, kept),
+                TopicSpec(self.usage(pool.name), pool.lanes, summed),
             ]
         specs += [
             TopicSpec(self.decisions, top.shards, twice),
@@ -110,5 +124,6 @@ class Topics(NamedTuple):
             TopicSpec(self.results, top.buckets, kept),
             TopicSpec(self.refusals, top.buckets, kept),
             TopicSpec(self.dead, top.buckets, twice),
+            TopicSpec(self.costs, top.buckets, {"cleanup.policy": "compact"}),
         ]
         return self.base() + specs

@@ -11,6 +11,7 @@ from schemas.records import (
     Cancel,
     Chain,
     ControlSaid,
+    Cost,
     Dead,
     Decision,
     End,
@@ -33,6 +34,9 @@ from schemas.records import (
     Started,
     TopicMet,
     Usage,
+    UsageSum,
+    Used,
+    Window,
     WorkerSaid,
 )
 
@@ -66,6 +70,11 @@ SAMPLES: tuple[Struct, ...] = (
     ),
     HandedBack(1, 9),
     Cancel(1, "fairlane.requests.premium", 4, 78),
+    UsageSum(
+        1, "acme", "embed", Window.HOUR, 1_699_999_200_000, "gpu", 3, 78,
+        Used(9, 8, 7, 6, 5, 4, 3, 2, 1), 5, 2, 1_700_000_000_500, 1_700_000_001_000, 12,
+    ),
+    Cost(1, "acme", "embed", "gpu", 3, 78, 12, 640, 1_700_000_001_000),
     Refusal(1, "req-2", "acme", "embed", "rate_limit", 4, "requests_per_minute", 12, 3),
     ApiKey(1, "00ff", "acme", bytes(range(32)), 1_700_000_000_000, 1_700_000_000_001, "laptop"),
     Decision(

@@ -1,0 +1,141 @@
+"""Sums in the making: records of lanes in, changed sums out, in slices.
+
+What belongs here: what was read since the last slice, on top of what is stored. What does
+not: who stores it (`accounting.app`), and any client.
+
+A slice is all that changed since the last one. Whoever stores it may fail half way, or
+another process may have stored more of the same lane: the greater `upto` is the base.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from accounting.core.sums import (
+    MismatchError,
+    Share,
+    Slot,
+    grown,
+    is_kept,
+    shares,
+    us_per_token,
+    windows_of,
+)
+from schemas.codec import DecodeError, decode_bytes, decode_value
+from schemas.log import Record
+from schemas.reasons import Reason
+from schemas.records import VERSION, Cost, Finished, UsageSum, Window, WorkerRecord
+
+#: Stored sums of one pool: the record's key to its value.
+Stored = Mapping[bytes, bytes]
+
+
+class Slice(NamedTuple):
+    """What changed: sums by pool and key, and the costs learned with them."""
+
+    sums: dict[str, dict[bytes, UsageSum]]
+    costs: list[Cost]
+
+
+class Counting:
+    """Counts what the lanes' records say. One thread only."""
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        """`stored` holds the sums of each pool, as they are stored at any moment."""
+        self._stored = stored
+        self._changed: dict[str, dict[bytes, UsageSum]] = {pool: {} for pool in stored}
+        self._newest_ms: dict[tuple[str, int], int] = {}
+
+    def take(self, pool: str, record: Record) -> bool:
+        """Count one record of `workers.<pool>`; False for one that finishes no batch.
+
+        Raises DecodeError for what can't be read; nothing is counted then.
+        """
+        said: WorkerRecord = decode_value(record, WorkerRecord)
+        if not isinstance(said, Finished):
+            return False
+        try:
+            found = shares(said)
+        except MismatchError as error:
+            raise DecodeError(record.place, Reason.UNREADABLE, str(error)) from error
+        lane = record.partition
+        ended_ms = said.ended_ms or record.timestamp_ms
+        newest_ms = self._newest(pool, lane)
+        windows = list(windows_of(ended_ms, newest_ms))
+        cost = us_per_token(said)
+        for (tenant, endpoint), used in found.items():
+            share = Share(record.offset, ended_ms, used, cost)
+            for window, start_ms, is_late in windows:
+                slot = Slot(tenant, endpoint, window, start_ms, pool, lane)
+                total = grown(self._known(pool, slot.key), slot, share, is_late=is_late)
+                if total is not None:
+                    self._changed[pool][slot.key] = total
+        self._newest_ms[pool, lane] = max(newest_ms, ended_ms)
+        return True
+
+    def slice(self) -> Slice:
+        """What changed since the last slice and is not stored yet; begins the next one."""
+        sums: dict[str, dict[bytes, UsageSum]] = {}
+        for pool, changed in self._changed.items():
+            news = {key: total for key, total in changed.items() if self._is_news(pool, total, key)}
+            if news:
+                sums[pool] = news
+            changed.clear()
+        costs = [_cost(total) for news in sums.values() for total in news.values() if _tells(total)]
+        return Slice(sums, costs)
+
+    def outdated(self) -> Iterator[tuple[str, bytes]]:
+        """(pool, key) of stored sums whose windows are no longer kept."""
+        for pool, stored in self._stored.items():
+            for key in list(stored):
+                total = _decode(stored[key])
+                if not is_kept(total.window, total.start_ms, self._newest(pool, total.lane)):
+                    yield pool, key
+
+    def _known(self, pool: str, key: bytes) -> UsageSum | None:
+        """The sum so far: stored or changed since, whichever holds more."""
+        value = self._stored[pool].get(key)
+        changed = self._changed[pool].get(key)
+        if value is None:
+            return changed
+        stored = _decode(value)
+        return changed if changed is not None and changed.upto > stored.upto else stored
+
+    def _is_news(self, pool: str, total: UsageSum, key: bytes) -> bool:
+        value = self._stored[pool].get(key)
+        return value is None or _decode(value).upto < total.upto
+
+    def _newest(self, pool: str, lane: int) -> int:
+        """Latest time that the lane's records have come to; 0 for none."""
+        if (pool, lane) not in self._newest_ms:
+            totals = (_decode(value) for value in self._stored[pool].values())
+            self._newest_ms[pool, lane] = max(
+                (total.last_ms for total in totals if total.lane == lane), default=0
+            )
+        return self._newest_ms[pool, lane]
+
+
+def decode_sum(key: bytes, value: bytes) -> UsageSum:
+    """Decode a stored sum; raises DecodeError."""
+    return decode_bytes(value, UsageSum, key.decode(errors="replace"))
+
+
+def _decode(value: bytes) -> UsageSum:
+    return decode_bytes(value, UsageSum, "stored sum")
+
+
+def _tells(total: UsageSum) -> bool:
+    return total.window is Window.ALL and total.us_per_token > 0
+
+
+def _cost(total: UsageSum) -> Cost:
+    return Cost(
+        VERSION,
+        total.tenant,
+        total.endpoint,
+        total.pool,
+        total.lane,
+        total.upto,
+        total.us_per_token,
+        total.used.input_tokens + total.used.output_tokens,
+        total.last_ms,
+    )
