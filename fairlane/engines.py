@@ -8,11 +8,13 @@ another engine needs may not be installed.
 import argparse
 from typing import TYPE_CHECKING
 
+from fairlane import engines_upstream
+
 if TYPE_CHECKING:
     from workers.ports import Engine
 
 #: Engines that come with Fairlane; `make` has a branch for each.
-NAMES = ("simulated",)
+NAMES = ("simulated", "upstream")
 #: Far above any sensible count, time or size; what is beyond is a mistake.
 _NUMBER_MAX = 1_000_000_000
 #: Most components of a simulated vector: that of one text still fits into a result.
@@ -25,6 +27,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--engine", choices=NAMES, default="simulated", help="what runs the batches"
     )
     _simulated_options(command.add_argument_group("engine simulated", "takes time, no model"))
+    engines_upstream.add_options(command.add_argument_group("engine upstream"))
 
 
 def make(given: argparse.Namespace) -> "Engine":
@@ -33,6 +36,8 @@ def make(given: argparse.Namespace) -> "Engine":
     Raises FairlaneError for what the user can mend.
     """
     match given.engine:
+        case "upstream":
+            return engines_upstream.make(given)
         case _:
             return _simulated(given)
 

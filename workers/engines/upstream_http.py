@@ -110,7 +110,7 @@ class Server:
 
     def __init__(self, url: str, key: str, patience: Patience, now_s: Callable[[], float]) -> None:
         """Connect to nothing yet."""
-        self._base = httpx.URL(url)
+        self._base = url.rstrip("/")
         self._key = key
         self._patience = patience
         self._now_s = now_s
@@ -193,7 +193,7 @@ class Server:
     def _request(self, call: Call, request: EngineRequest) -> httpx.Request:
         url = self._urls.get(call.route)
         if url is None:
-            url = self._urls[call.route] = self._base.join(call.route)
+            url = self._urls[call.route] = httpx.URL(f"{self._base}{call.route}")
         headers = [*self._headers, ("x-request-id", request.id)]
         headers += [
             (name, value.decode("ascii"))
