@@ -4,7 +4,7 @@ What belongs here: one try. What does not: how often, and when, it is tried agai
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import httpx
@@ -183,8 +183,8 @@ class Server:
                 return self._unanswered(response)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 return self._read_stream(response, arriving, cancelled)
-            output = _read(response, ANSWER_BYTES_MAX)
-            arriving.size = len(output)
+            output = b"".join(_read(response, ANSWER_BYTES_MAX, arriving))
+            arriving.size = 0  # what is whole and still no answer is no model's work
             usage = usage_of(answer_of(output, call.route))
             return Answered(output, usage or estimated(call.body, output, call.route))
         finally:
@@ -210,7 +210,7 @@ class Server:
         said = response.headers.get("retry-after")
         after_s = None if said is None else retry_after_s(said, self._now_s())
         try:
-            text = error_text(_read(response, REFUSAL_BYTES_MAX))
+            text = error_text(b"".join(_read(response, REFUSAL_BYTES_MAX)))
         except TooLargeError:
             text = f"a message of more than {REFUSAL_BYTES_MAX} bytes"
         if status == TOO_MANY:
@@ -261,25 +261,26 @@ class _Arriving:
 
     def usage(self) -> Usage:
         """The server's own figures, or what can be counted; nothing where nothing came."""
-        if self.assembly is None:
-            return Usage(output_tokens=tokens_in(self.size))
-        pieces = self.assembly.pieces
-        usage = usage_of(self.assembly.head)
-        if usage is not None:
-            return usage
+        said = usage_of(self.assembly.head) if self.assembly else None
+        if said is not None:
+            return said
+        pieces = self.assembly.pieces if self.assembly else tokens_in(self.size)
         read = tokens_in(len(self.call.body)) if pieces else 0
         return Usage(input_tokens=read, output_tokens=pieces)
 
 
-def _read(response: httpx.Response, bytes_max: int) -> bytes:
-    """Read an answer whole. Raises TooLargeError."""
-    parts, size = [], 0
+def _read(
+    response: httpx.Response, bytes_max: int, arriving: _Arriving | None = None
+) -> Iterator[bytes]:
+    """Read an answer to its end; `arriving` counts along. Raises TooLargeError."""
+    size = 0
     for part in response.iter_raw():
         size += len(part)
+        if arriving is not None:
+            arriving.size = size
         if size > bytes_max:
             raise TooLargeError(f"an answer of more than {bytes_max} bytes")
-        parts.append(part)
-    return b"".join(parts)
+        yield part
 
 
 def _is_refusal(status: int) -> bool:

@@ -187,7 +187,7 @@ class _Choice:
         texts = {name: "".join(pieces) for name, pieces in self.texts.items()}
         said: dict[str, Any] = {"index": index}
         if is_chat:
-            content = texts.pop("content", None)
+            content = texts.pop("content", "") or (None if self.tools else "")
             message: dict[str, Any] = {"role": self.role, "content": content, **texts}
             if self.tools:
                 message["tool_calls"] = [tool for _, tool in sorted(self.tools.items())]
