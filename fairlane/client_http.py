@@ -1,0 +1,59 @@
+"""The client's connections: several small pools of httpx instead of a large one.
+
+A pool of httpx looks through all its connections at each request, quadratically through
+idle ones: with hundreds of long polls that alone takes milliseconds a call. Pools of a few
+connections don't.
+"""
+
+import ssl
+
+import httpx
+
+#: Longer than a long poll and a publish in doubt together.
+HTTP_TIMEOUT_S = 45.0
+#: Connections of one pool.
+POOL_CONNECTIONS = 8
+#: Idle connections are closed before a server does it (uvicorn: 5 s): no call meets its end.
+KEEPALIVE_S = 4.0
+
+
+def pooled(url: str, connections: int) -> httpx.AsyncBaseTransport:
+    """Transport to one server by at most about so many connections."""
+    pools = -(-connections // POOL_CONNECTIONS)
+    verify: ssl.SSLContext | bool = False
+    if url.startswith("https:"):
+        verify = httpx.create_ssl_context()
+    limits = httpx.Limits(
+        max_connections=POOL_CONNECTIONS,
+        max_keepalive_connections=POOL_CONNECTIONS,
+        keepalive_expiry=KEEPALIVE_S,
+    )
+    return _Pools([httpx.AsyncHTTPTransport(verify=verify, limits=limits) for _ in range(pools)])
+
+
+class _Pools(httpx.AsyncBaseTransport):
+    """Spreads requests over pools: each goes to the one with the fewest under way."""
+
+    def __init__(self, pools: list[httpx.AsyncHTTPTransport]) -> None:
+        self._pools = pools
+        self._under_way = [0] * len(pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send it and read the answer to its end, so that the connection is free."""
+        counts = self._under_way
+        number = counts.index(min(counts))
+        counts[number] += 1
+        try:
+            answer = await self._pools[number].handle_async_request(request)
+            try:
+                await answer.aread()
+            finally:
+                await answer.aclose()
+        finally:
+            counts[number] -= 1
+        return answer
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for pool in self._pools:
+            await pool.aclose()
