@@ -45,7 +45,7 @@ class Counting:
         self._changed: dict[str, dict[bytes, UsageSum]] = {pool: {} for pool in stored}
         self._newest_ms: dict[tuple[str, int], int] = {}
 
-    def take(self, pool: str, record: Record) -> bool:
+    def take(self, pool: str, record: Record, now_ms: int) -> bool:
         """Count one record of `workers.<pool>`; False for one that finishes no batch.
 
         Raises DecodeError for what can't be read; nothing is counted then.
@@ -60,7 +60,7 @@ class Counting:
         lane = record.partition
         ended_ms = said.ended_ms or record.timestamp_ms
         newest_ms = self._newest(pool, lane)
-        windows = list(windows_of(ended_ms, newest_ms))
+        windows = list(windows_of(ended_ms, min(newest_ms, now_ms)))
         cost = us_per_token(said)
         for (tenant, endpoint), used in found.items():
             share = Share(record.offset, ended_ms, used, cost)
@@ -83,12 +83,17 @@ class Counting:
         costs = [_cost(total) for news in sums.values() for total in news.values() if _tells(total)]
         return Slice(sums, costs)
 
-    def outdated(self) -> Iterator[tuple[str, bytes]]:
-        """(pool, key) of stored sums whose windows are no longer kept."""
+    def outdated(self, now_ms: int) -> Iterator[tuple[str, bytes]]:
+        """(pool, key) of stored sums whose windows are no longer kept.
+
+        A lane's own time decides, so that one that is read again late keeps its windows; a
+        worker whose clock runs ahead of `now_ms` ends none.
+        """
         for pool, stored in self._stored.items():
             for key in list(stored):
                 total = _decode(stored[key])
-                if not is_kept(total.window, total.start_ms, self._newest(pool, total.lane)):
+                newest_ms = min(self._newest(pool, total.lane), now_ms)
+                if not is_kept(total.window, total.start_ms, newest_ms):
                     yield pool, key
 
     def _known(self, pool: str, key: bytes) -> UsageSum | None:

@@ -28,3 +28,10 @@ class Meter(Protocol):
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
+
+
+class Clock(Protocol):
+    """The time, in epoch milliseconds."""
+
+    def now_ms(self) -> int:
+        """Return the time now."""

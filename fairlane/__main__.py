@@ -1,13 +1,13 @@
 """Entry of the command line.
 
-The three services are handed off before the command-line library is imported: importing it
+The services are handed off before the command-line library is imported: importing it
 takes longer than all else that a service does before it connects, and how soon work goes on
 after a crash is measured from here.
 """
 
 import sys
 
-SERVICES = frozenset({"ingress", "scheduler", "worker"})
+SERVICES = frozenset({"accounting", "ingress", "scheduler", "worker"})
 
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130

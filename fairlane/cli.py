@@ -120,6 +120,12 @@ def demo(context: typer.Context) -> None:
     _alone("demo", context)
 
 
+@app.command(context_settings=_PASSED_ON)
+def doctor(context: typer.Context) -> None:
+    """Say what is present, what is missing and what to do; exit 1 when something is missing."""
+    _alone("doctor", context)
+
+
 def _alone(name: str, context: typer.Context) -> None:
     """Run `fairlane.<name>.command`, which brings its options with it, and its libraries."""
     single = typer.Typer(
@@ -145,6 +151,18 @@ def scheduler(context: typer.Context) -> None:
 def worker(context: typer.Context) -> None:
     """Run a worker of a pool: who does the work."""
     _hand_off("worker", context)
+
+
+@app.command(context_settings=_PASSED_ON)
+def accounting(context: typer.Context) -> None:
+    """Run the accounting: who used what."""
+    _hand_off("accounting", context)
+
+
+@app.command(context_settings=_PASSED_ON)
+def usage(context: typer.Context) -> None:
+    """Show what tenants used, by minute, hour, day or month."""
+    _alone("usage", context)
 
 
 def _hand_off(service: str, context: typer.Context) -> None:

@@ -1,4 +1,4 @@
-"""The three services on the command line: `fairlane ingress | scheduler | worker`.
+"""The services on the command line: `fairlane ingress | scheduler | worker | accounting`.
 
 Parsed with argparse, which costs a restart a tenth of what the command-line library does.
 """
@@ -35,6 +35,10 @@ def serve(arguments: list[str]) -> int:
             return run_scheduler(process)
         case "worker":
             return run_worker(process, given.pool, given.slots, make(given))
+        case "accounting":
+            from fairlane.run_accounting import run_accounting
+
+            return run_accounting(process)
         case _:
             from fairlane.run_ingress import run_ingress
             from producers.limiting import WhenDown
@@ -43,12 +47,14 @@ def serve(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Parser of the three commands."""
+    """Parser of the commands."""
     root = argparse.ArgumentParser(prog="fairlane")
     commands = root.add_subparsers(dest="service", required=True)
     _ingress(commands.add_parser("ingress", help="the HTTP API: who may come in"))
     _scheduler(commands.add_parser("scheduler", help="a scheduler: who goes next"))
     _worker(commands.add_parser("worker", help="a worker of a pool: who does the work"))
+    accounting = commands.add_parser("accounting", help="the accounting: who used what")
+    accounting.description = "Count who used what; several share the lanes out."
     for name, command in commands.choices.items():
         _common(command)
         if name != "ingress":  # its meter comes with the metrics of its calls

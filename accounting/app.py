@@ -1,0 +1,298 @@
+"""The Faust application: lanes in, sums of use and learned costs out. No web server.
+
+What belongs here: when sums are stored and records acknowledged. What does not: what is
+counted (accounting.core), and the process around it.
+
+Faust is at-least-once: a record may come again. Sums hold what they have seen, so order is
+all that matters here: (1) costs, (2) sums are in the log, (3) their records are
+acknowledged, (4) Faust commits. A process killed in between reads some records again, and
+each sum passes over what it holds. Whatever goes wrong in 1 to 3 ends the process: a later
+acknowledgement would stand for what was lost.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import faust
+from faust.types import EventT
+from msgspec import Struct
+
+from accounting.counting import Counting
+from accounting.driver import Transport
+from accounting.ports import Clock, Meter, Notes
+from accounting.table import SumTable
+from schemas.codec import DecodeError, encode
+from schemas.log import Record
+from schemas.records import Cost
+from schemas.topics import Topics, bucket
+
+#: A slice is stored after so many records or so long, whichever comes first. Longer slices
+#: write a sum less often; shorter ones show it earlier.
+SLICE_RECORDS = 500
+SLICE_S = 0.25
+#: How often windows that are no longer kept are looked for.
+OUTDATED_S = 60.0
+#: How often the policy is looked at for other pools.
+LOOK_S = 5.0
+#: A dead process's lanes wait for this; a restart under the same instance waits for nothing.
+SESSION_S = 10.0
+#: A clean stop stores and commits what was read; without a broker it would wait for ever.
+STOP_S = 5.0
+_TICK_S = 0.1
+
+
+class Ending(StrEnum):
+    """Why the application ended."""
+
+    STOPPED = "stopped"
+    POOLS_CHANGED = "pools changed"
+    FAILED = "failed"
+
+
+class AccountingSettings(Struct, frozen=True, kw_only=True):
+    """What the application counts, and where.
+
+    `kafka` is `host:port,...`; `lanes` the number of each pool's lanes; `buckets` the
+    partitions of `costs`; `credentials` what Faust takes (None: plain text).
+    """
+
+    kafka: str
+    topics: Topics
+    lanes: dict[str, int]
+    buckets: int
+    instance: str | None = None
+    credentials: Any = None
+
+    @property
+    def group(self) -> str:
+        """The consumer group that holds the lanes, and its committed offsets."""
+        return group(self.topics)
+
+
+def group(topics: Topics) -> str:
+    """Consumer group of a deployment's accounting."""
+    return f"{topics.prefix}.accounting"
+
+
+class _App(faust.App):
+    """Faust without files of its own."""
+
+    def _create_directories(self) -> None:
+        """Make none: the tables live in memory and in the log."""
+
+
+class _Read(NamedTuple):
+    event: EventT[Any]
+    pool: str
+
+
+class Accounting:
+    """One process of the accounting. `run` blocks until it ends."""
+
+    def __init__(
+        self, settings: AccountingSettings, clock: Clock, meter: Meter, notes: Notes
+    ) -> None:
+        """Make the application; nothing connects before `run`."""
+        self._settings, self._clock, self._meter, self._notes = settings, clock, meter, notes
+        self._failure: BaseException | None = None
+
+    def run(self, stop: threading.Event, lanes_now: Callable[[], Mapping[str, int]]) -> Ending:
+        """Count until `stop` is set, the policy has other pools, or something fails."""
+        return asyncio.run(self._run(stop, lanes_now))
+
+    async def _run(
+        self, stop: threading.Event, lanes_now: Callable[[], Mapping[str, int]]
+    ) -> Ending:
+        self._build()
+        app = self._app
+        watch = asyncio.create_task(self._watch(lanes_now))
+        running = asyncio.create_task(app.start())
+        running.add_done_callback(self._ended)
+        while not (stop.is_set() or self._failure or app.crashed or watch.done()):  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(_TICK_S)
+        ending = self._ending(stop)
+        watch.cancel()
+        if ending is not Ending.FAILED:
+            await self._close()
+        return ending
+
+    def _ending(self, stop: threading.Event) -> Ending:
+        reason = self._failure or (self._app.crash_reason if self._app.crashed else None)
+        if reason is not None:
+            self._notes.error("crashed", detail=repr(reason), exc_info=False)
+            return Ending.FAILED
+        return Ending.STOPPED if stop.is_set() else Ending.POOLS_CHANGED
+
+    def _ended(self, running: "asyncio.Task[None]") -> None:
+        if not running.cancelled() and running.exception() is not None:
+            self._failure = running.exception()
+
+    def _build(self) -> None:
+        settings, topics = self._settings, self._settings.topics
+        self._app = app = _App(
+            settings.group,
+            broker=[f"kafka://{address.strip()}" for address in settings.kafka.split(",")],
+            broker_credentials=settings.credentials,
+            broker_session_timeout=SESSION_S,
+            broker_heartbeat_interval=1.0,
+            broker_commit_interval=1.0,
+            consumer_group_instance_id=settings.instance,
+            consumer_auto_offset_reset="earliest",
+            autodiscover=False,
+            processing_guarantee="at_least_once",
+            producer_acks=-1,
+            store="memory://",
+            stream_wait_empty=False,
+            Table=SumTable,
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            web_enabled=False,
+        )
+        app.transport = Transport(app.conf.broker_consumer, app)
+        self._tables: dict[str, SumTable] = {
+            pool: _table(app, pool, topics.usage(pool), lanes)
+            for pool, lanes in settings.lanes.items()
+        }
+        self._costs = _raw(app, topics.costs, settings.buckets)
+        self._counting = Counting(self._tables)
+        self._read: list[_Read] = []
+        self._lock = asyncio.Lock()
+        for pool, lanes in settings.lanes.items():
+            source = _raw(app, topics.workers(pool), lanes)
+            app.agent(source, name=f"count-{pool}")(self._counter(pool))
+        app.timer(SLICE_S)(self._store_if_any)
+        app.timer(OUTDATED_S)(self._forget)
+        app.on_rebalance_complete.connect(self._assigned, weak=False)
+
+    def _counter(self, pool: str) -> Callable[[Any], Any]:
+        async def count(stream: Any) -> None:
+            async for event in stream.noack().events():
+                with self._fatal():
+                    await self._take(pool, event)
+
+        return count
+
+    async def _take(self, pool: str, event: EventT[Any]) -> None:
+        async with self._lock:
+            self._check()
+            record = _record(event)
+            try:
+                if self._counting.take(pool, record, self._clock.now_ms()):
+                    self._meter.count("accounting_batches_total", pool=pool)
+            except DecodeError as error:
+                self._meter.count("accounting_unreadable_total", pool=pool)
+                self._notes.warning("unreadable record passed over", detail=str(error))
+            self._read.append(_Read(event, pool))
+            if len(self._read) >= SLICE_RECORDS:
+                await self._store()
+
+    async def _store_if_any(self) -> None:
+        with self._fatal():
+            async with self._lock:
+                if self._read:
+                    await self._store()
+
+    async def _store(self) -> None:
+        """Steps 1 to 3 of the header, for all that was read since the last time."""
+        self._check()
+        read, self._read = self._read, []
+        changed = self._counting.slice()
+        await asyncio.gather(*[await self._publish(cost) for cost in changed.costs])
+        for pool, sums in changed.sums.items():
+            for key, total in sums.items():
+                self._tables[pool][key] = encode(total)
+        for pool in changed.sums:
+            await self._tables[pool].delivered()
+        for event, _ in read:
+            event.ack()
+
+    async def _publish(self, cost: Cost) -> Awaitable[object]:
+        sent: Awaitable[object] = await self._costs.send(
+            key=f"{cost.tenant}/{cost.endpoint}/{cost.pool}/{cost.lane}".encode(),
+            value=encode(cost),
+            partition=bucket(cost.tenant, self._settings.buckets),
+        )
+        return sent
+
+    async def _forget(self) -> None:
+        """Write tombstones for windows that are no longer kept."""
+        with self._fatal():
+            await self._forget_outdated()
+
+    async def _forget_outdated(self) -> None:
+        async with self._lock:
+            for pool, key in list(self._counting.outdated(self._clock.now_ms())):
+                self._tables[pool].pop(key)
+            for table in self._tables.values():
+                await table.delivered()
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """Whatever passes here ends the process; a task cancelled with a record in hand too."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _assigned(self, *_: object, **__: object) -> None:
+        held = sorted(
+            f"{partition.topic}[{partition.partition}]"
+            for partition in self._app.consumer.assignment()
+        )
+        self._notes.info("counting", partitions=len(held))
+
+    async def _watch(self, lanes_now: Callable[[], Mapping[str, int]]) -> None:
+        """Return when the policy has other pools than are counted."""
+        while dict(await asyncio.to_thread(lanes_now)) == self._settings.lanes:  # noqa: ASYNC110 - asks
+            await asyncio.sleep(LOOK_S)
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._store_if_any()
+                await self._app.stop()
+        except Exception as error:  # noqa: BLE001 - nothing is lost: it is read again
+            self._notes.warning("stopped without storing all", detail=repr(error))
+
+
+def _table(app: faust.App, pool: str, topic: str, lanes: int) -> SumTable:
+    changelog = _raw(app, topic, lanes, acks=False, internal=True)
+    table = app.Table(f"usage-{pool}", partitions=lanes, changelog_topic=changelog)
+    assert isinstance(table, SumTable)
+    return table
+
+
+def _raw(app: faust.App, name: str, partitions: int, **options: Any) -> Any:
+    """A topic of plain bytes: whatever stands there, decoding it is ours."""
+    return app.topic(
+        name,
+        key_type=bytes,
+        value_type=bytes,
+        key_serializer="raw",
+        value_serializer="raw",
+        partitions=partitions,
+        allow_empty=True,
+        **options,
+    )
+
+
+def _record(event: EventT[Any]) -> Record:
+    message = event.message
+    return Record(
+        message.topic,
+        message.partition,
+        message.offset,
+        int(message.timestamp * 1_000),
+        None,
+        message.value or b"",
+        (),
+    )

@@ -1,0 +1,68 @@
+"""A pool's sums as a Faust table whose changelog is the published topic `usage.<pool>`.
+
+One topic for both: what is published can't differ from what is counted on, and what a
+reader sees is what the next process goes on from. Faust's table assumes that a key changes
+while a record of its partition is handled; sums are stored in slices, so here the key says
+its partition. And of two values of a sum the greater `upto` stands, in recovery too: a
+process that was stopped for long may write an older one last.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import faust
+from faust.types import EventT, FutureMessage
+
+from accounting.core.sums import lane_of
+from accounting.counting import decode_sum
+from schemas.codec import DecodeError
+
+
+class SumTable(faust.Table[bytes, bytes]):
+    """Sums of one pool by key, as bytes. `sent` are the writes not yet waited for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sent: list[FutureMessage] = []
+
+    def partition_for_key(self, key: bytes) -> int:
+        """Partition of a sum: its lane."""
+        return lane_of(key)
+
+    def send_changelog(self, *args: Any, **kwargs: Any) -> FutureMessage:
+        """Send one change and remember it for `delivered`."""
+        future = super().send_changelog(*args, **kwargs)
+        self.sent.append(future)
+        return future
+
+    async def delivered(self) -> None:
+        """Wait until every change sent so far is in the log; raises what kept one out."""
+        sent, self.sent = self.sent, []
+        await asyncio.gather(*sent)
+
+    def apply_changelog_batch(self, batch: Iterable[EventT[Any]]) -> None:
+        """Take stored sums in, newer ones only; what is none is passed over."""
+        for event in batch:
+            key, value = event.message.key or b"", event.message.value
+            if value is None:
+                self.data.pop(key, None)
+            elif _is_newer(key, value, self.data.get(key)):
+                self.data[key] = value
+
+    async def on_recovery_completed(self, *_: object, **__: object) -> None:
+        """Keep sums of lanes that went to another process.
+
+        Faust would drop them, and read only what came since if a lane comes back.
+        """
+        await self.call_recover_callbacks()
+
+
+def _is_newer(key: bytes, value: bytes, known: bytes | None) -> bool:
+    try:
+        total = decode_sum(key, value)
+        return lane_of(key) == total.lane and (
+            known is None or decode_sum(key, known).upto <= total.upto
+        )
+    except (DecodeError, ValueError):
+        return False
