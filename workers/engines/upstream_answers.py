@@ -7,6 +7,7 @@ by a third, but never free.
 
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from math import isnan
 from typing import Any
 
 import msgspec
@@ -104,9 +105,11 @@ def shown(data: bytes) -> str:
 def retry_after_s(value: str, now_s: float) -> float | None:
     """Seconds that a Retry-After asks for (a number, or a date); None when it says nothing."""
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
         pass
+    else:
+        return None if isnan(seconds) else max(0.0, seconds)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - now_s)
     except (ValueError, TypeError, OverflowError):

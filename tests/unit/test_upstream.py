@@ -1,0 +1,286 @@
+"""The engine `upstream` before a real server: what it sends, what it makes of each answer."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from schemas.records import End
+from tests.support.openai_server import OpenAiServer, vector
+from tests.support.upstreams import Upstream, chat, upstream
+from workers.engine import EngineOutcome
+
+STREAMED = [False, True]
+
+
+@pytest.fixture
+def up() -> Iterator[Upstream]:
+    with upstream() as made:
+        yield made
+
+
+def content(outcome: EngineOutcome) -> Any:
+    return json.loads(outcome.output)["choices"][0]["message"]["content"]
+
+
+# --- what is sent
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (chat("hi"), "/v1/chat/completions"),
+        ({"prompt": "hi"}, "/v1/completions"),
+        ({"input": "hi"}, "/v1/embeddings"),
+        ("hi", "/v1/embeddings"),
+        (["hi", "you"], "/v1/embeddings"),
+    ],
+)
+def test_the_route_follows_from_the_body(up: Upstream, body: object, path: str) -> None:
+    assert up.run(body).end is End.SUCCEEDED
+    assert [seen.path for seen in up.server.seen] == [path]
+
+
+def test_a_fixed_route_takes_any_object(up: Upstream) -> None:
+    with upstream(route="/v1/rerank") as fixed:
+        fixed.run({"query": "q", "messages": [{"content": "hi"}]})
+        assert fixed.server.seen[0].path == "/v1/rerank"
+
+
+def test_a_body_goes_through_untouched_but_for_the_model_it_lacks(up: Upstream) -> None:
+    body = b'{"messages": [{"content":  "a\\u00e9"}], "temperature": 0.10, "x": [1e3, null]}'
+    up.run(body)
+    assert up.server.seen[0].body == (
+        b'{"messages":[{"content":  "a\\u00e9"}],"temperature":0.10,"x":[1e3, null],"model":"m"}'
+    )
+    up.run(chat("hi", model="its own"))
+    assert up.server.seen[1].json["model"] == "its own"
+
+
+def test_the_trace_the_id_and_the_key_travel_and_nothing_else_of_the_caller() -> None:
+    with upstream(key="sesame") as up:
+        up.run(chat("hi"))
+        headers = up.server.seen[0].headers
+    assert headers["x-request-id"] == "id-1"
+    assert headers["authorization"] == "Bearer sesame"
+    assert headers["traceparent"].startswith("00-0af7651916cd43dd")
+    assert "x" not in headers
+
+
+def test_usage_is_asked_for_in_a_stream_unless_the_caller_says_otherwise(up: Upstream) -> None:
+    up.run(chat("hi", stream=True))
+    up.run(chat("hi", stream=True, stream_options={"include_usage": False}))
+    said = [seen.json["stream_options"]["include_usage"] for seen in up.server.seen]
+    assert said == [True, False]
+
+
+def test_connections_are_kept(up: Upstream) -> None:
+    for _ in range(5):
+        up.run(chat("hi", stream=True))
+        up.run(chat("hi"))
+    assert up.server.connections == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"7", {"temperature": 1}])
+def test_a_body_that_makes_no_call_is_refused_without_one(up: Upstream, body: object) -> None:
+    outcome = up.run(body)
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_refused")
+    assert "the body" in outcome.detail
+    assert up.server.seen == []
+
+
+# --- what is answered
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+def test_a_chat_is_answered_whole_and_charged_what_the_server_counts(
+    up: Upstream, stream: bool
+) -> None:
+    outcome = up.run(chat("how are you", stream=stream, reasoning_effort="low"))
+    answer = json.loads(outcome.output)
+    assert outcome.end is End.SUCCEEDED
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["message"]["content"] == "You said: how are you"
+    usage = outcome.usage
+    assert (usage.input_tokens, usage.cached_tokens, usage.reasoning_tokens) == (3, 1, 2)
+    assert usage.output_tokens == answer["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+def test_a_completion_is_answered_whole(up: Upstream, stream: bool) -> None:
+    outcome = up.run({"prompt": "once upon", "stream": stream})
+    answer = json.loads(outcome.output)
+    assert answer["object"] == "text_completion"
+    assert answer["choices"][0]["text"] == "You said: once upon"
+    assert (outcome.usage.input_tokens, outcome.usage.output_tokens) == (2, 4)
+
+
+def test_an_embedding_comes_back_as_the_server_wrote_it(up: Upstream) -> None:
+    floats = json.loads(up.run("a text").output)
+    packed = json.loads(up.run({"input": "a text", "encoding_format": "base64"}).output)
+    assert floats["data"][0]["embedding"] == vector("a text")
+    assert isinstance(packed["data"][0]["embedding"], str)
+
+
+@pytest.mark.parametrize("stream", STREAMED)
+def test_an_answer_without_usage_is_not_free(up: Upstream, stream: bool) -> None:
+    usage = up.run(chat("script:nousage one two", stream=stream)).usage
+    assert usage.input_tokens == -(-len(up.server.seen[0].body) // 4)
+    assert usage.output_tokens > 0
+
+
+def test_a_whole_answer_to_a_stream_is_taken(up: Upstream) -> None:
+    assert content(up.run(chat("script:json hi", stream=True))) == "You said: script:json hi"
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+def test_a_4xx_ends_the_request_with_the_servers_words(up: Upstream, status: int) -> None:
+    outcome = up.run(chat(f"script:{status}"))
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_refused")
+    assert outcome.detail == f"{status}: scripted {status}"
+    assert outcome.usage.tokens == 0
+    assert len(up.acts) == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        ("500", "500: scripted 500"),
+        ("503", "503: scripted 503"),
+        ("408", "408: scripted 408"),
+        ("425", "425: scripted 425"),
+        ("close", "RemoteProtocolError"),
+        ("garbage", "no JSON"),
+        ("break", "RemoteProtocolError"),
+    ],
+)
+def test_a_failed_try_is_tried_again_and_ends_by_name(up: Upstream, act: str, words: str) -> None:
+    assert content(up.run(chat(f"script:{act},{act},ok"))).startswith("You said")
+    assert up.acts == [act, act, "ok"]
+    outcome = up.run(chat(f"script:{act}"))
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_failed")
+    assert outcome.detail.startswith("after 3 tries: ")
+    assert words in outcome.detail
+    assert up.acts[3:] == [act] * 3
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        ("break=2", "RemoteProtocolError"),
+        ("nodone=2", "the stream ended after 2 pieces"),
+        ("error=2", "the server failed in its stream: scripted"),
+        ("garbage", "no JSON"),
+    ],
+)
+def test_a_broken_stream_is_tried_again_and_ends_by_name(
+    up: Upstream, act: str, words: str
+) -> None:
+    assert content(up.run(chat(f"script:{act},ok and so on", stream=True))).endswith("so on")
+    outcome = up.run(chat(f"script:{act} and so on", stream=True))
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_failed")
+    assert outcome.detail.startswith("after 3 tries: ")
+    assert words in outcome.detail
+
+
+def test_a_stream_that_broke_on_its_last_try_is_charged_by_the_most_that_came(
+    up: Upstream,
+) -> None:
+    outcome = up.run(chat("script:break=3,break=1 a b c d", stream=True))
+    assert outcome.end is End.FAILED
+    assert outcome.usage.output_tokens == 3
+    assert outcome.usage.input_tokens == -(-len(up.server.seen[0].body) // 4)
+
+
+def test_half_an_answer_is_charged_by_its_size(up: Upstream) -> None:
+    usage = up.run(chat("script:break " + "word " * 100)).usage
+    assert usage.output_tokens > 50
+
+
+@pytest.mark.parametrize(
+    ("act", "stream"), [("endless", False), ("endless", True), ("longline", True)]
+)
+def test_a_server_that_never_stops_is_left(up: Upstream, act: str, stream: bool) -> None:
+    outcome = up.run(chat(f"script:{act}", stream=stream))
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_failed")
+    assert "more than 1000000 bytes" in outcome.detail
+    assert up.acts == [act]
+
+
+@pytest.mark.parametrize("setting", ["between_s", "whole_s"])
+def test_a_silent_server_is_given_up(setting: str) -> None:
+    with upstream(key="", **{setting: 0.05}) as up:
+        outcome = up.run(chat("script:hang"))
+        assert outcome.reason == "engine_failed"
+        assert outcome.detail.startswith("after 3 tries: ")
+        assert up.acts == ["hang"] * 3
+
+
+def test_a_server_that_is_not_there_ends_by_name() -> None:
+    with OpenAiServer() as gone:
+        pass
+    with upstream(url=gone.url) as up:
+        outcome = up.run(chat("hi"))
+    assert outcome.reason == "engine_failed"
+    assert outcome.detail.startswith(f"after 3 tries: connecting {gone.url}")
+
+
+def test_the_number_of_tries_is_a_setting() -> None:
+    with upstream(tries=1) as up:
+        assert up.run(chat("script:500,ok")).detail == "after 1 tries: 500: scripted 500"
+        assert up.acts == ["500"]
+
+
+def test_the_key_is_never_in_a_detail() -> None:
+    with upstream(key="scripted") as up:
+        assert up.run(chat("script:400")).detail == "400: [key] 400"
+
+
+# --- several requests in a batch
+
+
+def test_embeddings_of_a_batch_go_in_one_call(up: Upstream) -> None:
+    outcomes = up.run_all("one two", ["three", "four five six"], {"input": "seven"})
+    assert len(up.server.seen) == 1
+    vectors = [[d["embedding"] for d in json.loads(o.output)["data"]] for o in outcomes]
+    assert vectors == [
+        [vector("one two")],
+        [vector("three"), vector("four five six")],
+        [vector("seven")],
+    ]
+    indices = [[d["index"] for d in json.loads(o.output)["data"]] for o in outcomes]
+    assert indices == [[0], [0, 1], [0]]
+    assert sum(outcome.usage.input_tokens for outcome in outcomes) == 7
+    assert [json.loads(o.output)["usage"]["total_tokens"] for o in outcomes] == [
+        outcome.usage.input_tokens for outcome in outcomes
+    ]
+
+
+def test_embeddings_with_other_options_go_alone(up: Upstream) -> None:
+    outcomes = up.run_all("one", {"input": "two", "encoding_format": "base64"})
+    assert len(up.server.seen) == 2
+    assert [outcome.end for outcome in outcomes] == [End.SUCCEEDED] * 2
+
+
+@pytest.mark.parametrize("status", ["400", "500"])
+def test_one_bad_text_harms_no_neighbour(up: Upstream, status: str) -> None:
+    good, bad, other = up.run_all("one", f"script:{status}", ["two", "three"])
+    assert (good.end, bad.end, other.end) == (End.SUCCEEDED, End.FAILED, End.SUCCEEDED)
+    assert f"{status}: scripted" in bad.detail
+    assert json.loads(good.output)["data"][0]["embedding"] == vector("one")
+
+
+def test_chats_of_a_batch_are_called_abreast(up: Upstream) -> None:
+    outcomes = up.run_all(*[chat(f"script:slow=50 {n}", stream=True) for n in range(4)])
+    assert [content(outcome)[-1] for outcome in outcomes] == ["0", "1", "2", "3"]
+    assert up.server.in_flight_max > 1
+
+
+def test_each_request_of_a_batch_ends_for_itself(up: Upstream) -> None:
+    outcomes = up.run_all(chat("hi"), b"no json", chat("script:400"), chat("script:500,ok"))
+    assert [outcome.reason for outcome in outcomes] == ["", "engine_refused", "engine_refused", ""]
