@@ -114,7 +114,7 @@ class Server:
         self._key = key
         self._patience = patience
         self._now_s = now_s
-        self._transport = WatchedTransport()
+        self._transport = WatchedTransport(is_tls=url.startswith("https:"))
         self._client = httpx.Client(transport=self._transport, trust_env=False)
         self._urls: dict[str, httpx.URL] = {}
         self._headers = [

@@ -73,11 +73,11 @@ class Watch:
 class WatchedTransport(httpx.BaseTransport):
     """Pooled HTTP/1.1 connections; `watch` is set around each call by the thread that makes it."""
 
-    def __init__(self) -> None:
-        """Connect to nothing yet; certificates are loaded once for all connections."""
+    def __init__(self, *, is_tls: bool) -> None:
+        """Connect to nothing yet; certificates are loaded once, and only for TLS (20 ms)."""
         self._calls = threading.local()
         self._pool = httpcore.ConnectionPool(
-            ssl_context=httpx.create_ssl_context(),
+            ssl_context=httpx.create_ssl_context() if is_tls else None,
             max_connections=None,  # the slots are the limit
             max_keepalive_connections=KEEPALIVE_MAX,
             keepalive_expiry=KEEPALIVE_S,
