@@ -1,11 +1,13 @@
-"""The HTTP door: three calls and two probes, on Starlette.
+"""The HTTP door: four calls and two probes, on Starlette.
 
     POST /v1/requests               -> 202 {"id", "state"}, Location
+    POST /v1/requests:bulk          -> 200, a verdict for each line
     GET  /v1/requests/{id}?wait=30  -> 200 {"id", "state", ...}
     POST /v1/requests/{id}/cancel   -> 202 {"id", "state"}
     GET  /healthz, /readyz
 
-Only HTTP is here: headers, sizes, status codes. What happens to a request is in `ingress`.
+Only HTTP is here: headers, sizes, status codes. What happens to a request is in `ingress`, to
+lines of them in `bulk`; docs/api.md tells callers all of it.
 
 Wiring: `build_app(ingress)` is an ASGI application; its lifespan starts and stops the
 ingress, so a server must run with lifespan on. On SIGTERM call `ingress.drain()` (readyz
@@ -14,16 +16,18 @@ uvicorn finishes the calls under way and ends the lifespan, which flushes the pr
 """
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from producers.bulk import BULK_BYTES_MAX, TOO_LARGE, Bulk, has_too_many_lines
 from producers.core import ids
 from producers.core.answers import (
     JSON_TYPE,
@@ -32,10 +36,14 @@ from producers.core.answers import (
     Problem,
     status_document,
 )
+from producers.core.lines import KEY_FIELD
 from producers.core.submission import BODY_BYTES_MAX
-from producers.ingress import ROUTE, WAIT_S_MAX, Accepted, Ingress
+from producers.ingress import ROUTE, WAIT_S_MAX, Caller, Ingress
+from producers.intake import Accepted
 from schemas.reasons import TABLE, Reason, Retry
 
+BULK_ROUTE = ROUTE + ":bulk"
+NDJSON_TYPE = "application/x-ndjson"
 #: Longest traceparent that is passed on; the format's version 00 has 55 characters.
 TRACE_CHARS_MAX = 128
 
@@ -55,12 +63,17 @@ def build_app(ingress: Ingress) -> Starlette:
     return Starlette(
         routes=[
             Route(ROUTE, door.submit, methods=["POST"]),
+            Route(BULK_ROUTE, door.bulk, methods=["POST"]),
             Route(ROUTE + "/{id}", door.status, methods=["GET"]),
             Route(ROUTE + "/{id}/cancel", door.cancel, methods=["POST"]),
             Route("/healthz", door.healthz, methods=["GET"]),
             Route("/readyz", door.readyz, methods=["GET"]),
         ],
-        exception_handlers={HTTPException: _http_error, Exception: _own_error},
+        exception_handlers={
+            HTTPException: _http_error,
+            ClientDisconnect: _gone,
+            Exception: _own_error,
+        },
         lifespan=lifespan,
     )
 
@@ -70,19 +83,20 @@ class _Door:
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
+        self._bulk = Bulk(ingress)
 
     async def submit(self, http: Request) -> Response:
         """POST /v1/requests."""
         too_large = f"the body may have up to {BODY_BYTES_MAX} bytes"
-        length = http.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > BODY_BYTES_MAX:
+        length = _content_length(http)
+        if length > BODY_BYTES_MAX:
             detail = f"{too_large}, this one has {length}"
             return _problem(self._ingress.refuse(Reason.BODY_TOO_LARGE, detail))
         caller = self._ingress.authenticate(http.headers.get("authorization", ""))
         if isinstance(caller, Problem):
             return _problem(caller)
-        body = await _body(http)
-        if body is None:
+        body, is_cut = await _body(http, BODY_BYTES_MAX)
+        if is_cut:
             return _problem(
                 self._ingress.refuse(Reason.BODY_TOO_LARGE, too_large, caller.tenant.name)
             )
@@ -93,9 +107,40 @@ class _Door:
             return _problem(
                 self._ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
             )
-        trace = http.headers.get("traceparent", "")[:TRACE_CHARS_MAX].encode()
-        answer = await self._ingress.submit(caller, body, key, trace or None)
+        answer = await self._ingress.submit(caller, body, key, _trace(http))
         return _problem(answer) if isinstance(answer, Problem) else _accepted(answer)
+
+    async def bulk(self, http: Request) -> Response:
+        """POST /v1/requests:bulk."""
+        caller = self._ingress.authenticate(http.headers.get("authorization", ""))
+        if isinstance(caller, Problem):
+            return _problem(caller)
+        length = _content_length(http)
+        if length > BULK_BYTES_MAX:
+            return _problem(self._bulk.refuse(caller, f"{TOO_LARGE}: this one has {length} bytes"))
+        if "idempotency-key" in http.headers:
+            detail = f"Idempotency-Key: of a bulk call each line has its own {KEY_FIELD!r}"
+            return _problem(
+                self._ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
+            )
+        problem = self._bulk.enter(caller)
+        if problem:
+            return _problem(problem)
+        try:
+            answer = await self._verdicts(http, caller)
+        except BaseException:
+            self._bulk.leave(caller)
+            raise
+        return answer
+
+    async def _verdicts(self, http: Request, caller: Caller) -> Response:
+        """The answer to a bulk call that has begun; when it is sent, the call is over."""
+        body, is_cut = await _body(http, BULK_BYTES_MAX)
+        if has_too_many_lines(body):
+            self._bulk.leave(caller)
+            return _problem(self._bulk.refuse(caller))
+        verdicts = self._bulk.verdicts(caller, body, is_cut=is_cut, trace=_trace(http))
+        return _Verdicts(verdicts, lambda: self._bulk.leave(caller))
 
     async def status(self, http: Request) -> Response:
         """GET /v1/requests/{id}."""
@@ -135,16 +180,40 @@ class _Door:
         return _json(200, b'{"status":"ready"}')
 
 
-async def _body(http: Request) -> bytes | None:
-    """The body, read no further than the limit; None when it is longer."""
+class _Verdicts(StreamingResponse):
+    """Verdicts as they come; whatever happens, the call is left in the end."""
+
+    def __init__(self, verdicts: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        super().__init__(verdicts, media_type=NDJSON_TYPE)
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientDisconnect):  # what was taken in stays so
+                await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def _body(http: Request, bytes_max: int) -> tuple[bytes, bool]:
+    """The body, read no further than the limit, and whether there is more of it."""
     chunks: list[bytes] = []
-    size = 0
+    room = bytes_max
     async for chunk in http.stream():
-        size += len(chunk)
-        if size > BODY_BYTES_MAX:
-            return None
-        chunks.append(chunk)
-    return b"".join(chunks)
+        chunks.append(chunk[:room])
+        room -= len(chunk)
+        if room < 0:
+            return b"".join(chunks), True
+    return b"".join(chunks), False
+
+
+def _content_length(http: Request) -> int:
+    length = http.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
+def _trace(http: Request) -> bytes | None:
+    return http.headers.get("traceparent", "")[:TRACE_CHARS_MAX].encode() or None
 
 
 def _wait_s(text: str) -> float | None:
@@ -179,10 +248,15 @@ def _problem(problem: Problem) -> Response:
 async def _http_error(_: Request, error: Exception) -> Response:
     """No such path or method: a problem as well, but none of a request's."""
     assert isinstance(error, HTTPException)
-    calls = f"POST {ROUTE}, GET {ROUTE}/{{id}}, POST {ROUTE}/{{id}}/cancel"
+    calls = f"POST {ROUTE}, POST {BULK_ROUTE}, GET {ROUTE}/{{id}}, POST {ROUTE}/{{id}}/cancel"
     detail = f"{error.detail}; the calls are {calls}"
     document = _http_document(error.status_code, error.detail, detail)
     return Response(document, error.status_code, error.headers, PROBLEM_TYPE)
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    """The caller went away while it sent: nobody reads this, and nothing is wrong here."""
+    return Response(status_code=400)
 
 
 async def _own_error(_: Request, error: Exception) -> Response:

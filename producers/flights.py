@@ -1,12 +1,26 @@
 """Submissions under way: simultaneous copies of one request are one submission."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from schemas.front import RequestName
 
+
+class Named(Protocol):
+    """A request as its caller sent it: the name, and the digest of all the rest."""
+
+    @property
+    def name(self) -> RequestName:
+        """Whose request, and its id."""
+
+    @property
+    def digest(self) -> str:
+        """Tells a copy from another request of this name."""
+
+
 T = TypeVar("T")
+N = TypeVar("N", bound=Named)
 
 
 class Flights(Generic[T]):
@@ -14,27 +28,65 @@ class Flights(Generic[T]):
 
     def __init__(self) -> None:
         """Nothing is under way."""
-        self._under_way: dict[RequestName, tuple[str, asyncio.Task[T]]] = {}
+        self._under_way: dict[RequestName, tuple[str, asyncio.Future[T]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def share(
-        self, name: RequestName, digest: str, submit: Callable[[], Awaitable[T]]
-    ) -> T | None:
+    async def share(self, request: Named, submit: Callable[[], Awaitable[T]]) -> T | None:
         """Answer of the submission of this name, begun here or by a copy; None if not a copy.
 
         A caller that goes away does not end what others wait for.
         """
-        found = self._under_way.get(name)
+        found = self._under_way.get(request.name)
         if found is None:
-            task = asyncio.create_task(self._run(name, submit))
-            self._under_way[name] = (digest, task)
-        elif found[0] != digest:
+            task = asyncio.create_task(self._run(request.name, submit))
+            self._under_way[request.name] = (request.digest, task)
+            return await asyncio.shield(task)
+        if found[0] != request.digest:
             return None
-        else:
-            task = found[1]
-        return await asyncio.shield(task)
+        return await asyncio.shield(found[1])
+
+    async def share_all(
+        self, requests: Sequence[N], submit: Callable[[Sequence[N]], Awaitable[Sequence[T]]]
+    ) -> list[T | None]:
+        """The same for many: those that are no copies are submitted together, in their order."""
+        loop = asyncio.get_running_loop()
+        begun: dict[RequestName, asyncio.Future[T]] = {}
+        own: list[N] = []
+        answers: list[asyncio.Future[T] | None] = []
+        for request in requests:
+            found = self._under_way.get(request.name)
+            if found is None:
+                found = self._under_way[request.name] = (request.digest, loop.create_future())
+                begun[request.name] = found[1]
+                own.append(request)
+            answers.append(found[1] if found[0] == request.digest else None)
+        if own:
+            task = asyncio.create_task(self._run_all(begun, lambda: submit(own)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            await asyncio.shield(task)
+        return [None if answer is None else await asyncio.shield(answer) for answer in answers]
 
     async def _run(self, name: RequestName, submit: Callable[[], Awaitable[T]]) -> T:
         try:
             return await submit()
         finally:
             del self._under_way[name]
+
+    async def _run_all(
+        self,
+        begun: dict[RequestName, asyncio.Future[T]],
+        submit: Callable[[], Awaitable[Sequence[T]]],
+    ) -> None:
+        try:
+            for future, answer in zip(begun.values(), await submit(), strict=True):
+                future.set_result(answer)
+        except Exception as error:
+            for future in begun.values():
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # looked at: perhaps nobody waits for it any more
+            raise
+        finally:
+            for name in begun:
+                del self._under_way[name]

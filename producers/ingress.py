@@ -1,8 +1,8 @@
 """The ingress: what happens to a request between the door and the log, without HTTP.
 
 Order of a submission: authenticate, validate, charge, publish, index. Whatever refuses does
-so before the charge; nothing is refunded after it, because a publish that failed in doubt
-may still be in the log. Answers are values: `Accepted` and `Status`, or a `Problem`.
+so before the charge; the steps after reading are in `intake`. Answers are values: `Accepted`
+and `Status`, or a `Problem`.
 
 The process wiring makes an `Ingress`, calls `start()` in the running loop, `drain()` when it
 is told to stop, and `stop()` when no call is under way any more.
@@ -10,40 +10,29 @@ is told to stop, and `stop()` when no call is under way any more.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from producers.bodies import Bodies
 from producers.core import ids
-from producers.core.answers import (
-    Problem,
-    in_doubt,
-    not_found,
-    of_faults,
-    over_limit,
-    state,
-    whole_seconds,
-)
-from producers.core.submission import Faults, Submission, read
+from producers.core.answers import Problem, not_found, of_faults, state, unavailable
+from producers.core.lines import Line
+from producers.core.submission import Faults, Fields, outline, read
 from producers.directory import Directory, View
 from producers.flights import Flights
 from producers.following import Followers
 from producers.indexer import Indexer
-from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
+from producers.intake import Accepted, Asked, Intake
+from producers.limiting import LimitKeeper, WhenDown
 from producers.ports import Clock, Index, Limits, Offload, RandomBytes
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.waiting import WaitRoom
 from schemas import codec
-from schemas.front import (
-    Acceptance,
-    Charge,
-    Entry,
-    RequestName,
-    StoreDownError,
-)
-from schemas.log import Headers, Log, LogError, TooLargeError, UnavailableError
+from schemas.front import Entry, RequestName, StoreDownError
+from schemas.log import Log, LogError
 from schemas.policy import Tenant
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
@@ -56,8 +45,6 @@ WAIT_S_MAX = 30.0
 POLL_S = 0.1
 #: How often refusal counts and late index entries are looked after.
 TICK_S = 0.25
-#: Accepted requests that Redis has not taken yet; beyond it their results alone are found.
-UNINDEXED_MAX = 10_000
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -89,33 +76,11 @@ class Caller(NamedTuple):
     view: View
 
 
-class Accepted(NamedTuple):
-    """The request is in the log; `key` is its idempotency key, ours if the caller named none."""
-
-    id: str
-    key: str
-    state: str
-
-
 class Status(NamedTuple):
     """What became of a request; `body` is its output when it has ended."""
 
     entry: Entry
     body: bytes | None
-
-
-class _Asked(NamedTuple):
-    """What a caller sent besides the request itself; `is_named`: with a key of its own."""
-
-    name: RequestName
-    key: str
-    digest: str
-    trace: bytes | None
-    is_named: bool
-
-    @property
-    def passed_through(self) -> Headers:
-        return [("traceparent", self.trace)] if self.trace else ()
 
 
 class Ingress:
@@ -134,8 +99,10 @@ class Ingress:
         self._bodies = Bodies(parts.log, parts.offload)
         self._room = WaitRoom(parts.index)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
+        self._intake = Intake(
+            self._publisher, self._keeper, parts.index, self._refusals, parts.topics, parts.clock
+        )
         self._flights = Flights[Accepted | Problem]()
-        self._unindexed: dict[RequestName, Acceptance] = {}
         self._followers = Followers(parts.offload)
         self.is_draining = False
 
@@ -164,9 +131,9 @@ class Ingress:
             log.error("stopped with %d records unconfirmed", left)
         with suppress(StoreDownError, TimeoutError):  # after the flush: it reports late ones
             async with asyncio.timeout(INDEX_LATE_S):
-                await self._index_late()
-        if self._unindexed:
-            log.error("stopped with %d requests not indexed", len(self._unindexed))
+                await self._intake.index_late()
+        if self._intake.unindexed:
+            log.error("stopped with %d requests not indexed", len(self._intake.unindexed))
         for part in (self._publisher, self._indexer, self.directory, self._bodies):
             part.close()
 
@@ -187,13 +154,13 @@ class Ingress:
     def authenticate(self, authorization: str) -> Caller | Problem:
         """Who calls, by the Authorization header."""
         if not self.directory.is_read:
-            return self._unavailable(self.why_not_ready())
+            return unavailable(self.why_not_ready())
         key = self.directory.authenticate(authorization)
         if key is None:
             return self.refuse(Reason.UNAUTHENTICATED, "no key, or not a valid one")
         view = self.directory.view
         if view is None:
-            return self._unavailable("no policy yet: run `fairlane policy apply FILE`")
+            return unavailable("no policy yet: run `fairlane policy apply FILE`")
         tenant = view.tenants.get(key.tenant)
         if tenant is None:
             detail = f"the key is of tenant {key.tenant!r}, which the policy does not have"
@@ -204,18 +171,28 @@ class Ingress:
         self, caller: Caller, body: bytes, key: str | None = None, trace: bytes | None = None
     ) -> Accepted | Problem:
         """Take a request in; `key` makes a repetition of the same body the same request."""
-        tenant = caller.tenant.name
-        name, used_key = self._name(tenant, key)
-        read_as = read(body, caller.view.policy, caller.tenant, name.id, self._clock.now_ms())
-        if isinstance(read_as, Faults):
-            problem = of_faults(read_as.faults, read_as.reason)
-            self._refusals.note(problem, tenant, read_as.endpoint)
-            return problem
-        asked = _Asked(name, used_key, ids.body_digest(body), trace, is_named=key is not None)
-        answer = await self._flights.share(
-            name, asked.digest, lambda: self._take_in(caller, read_as, asked)
-        )
-        return answer or self._another(tenant)
+        asked = self._read(caller, outline(body), key, trace)
+        if isinstance(asked, Problem):
+            return asked
+        answer = await self._flights.share(asked, lambda: self._intake.take(asked))
+        return answer or self._intake.another(caller.tenant.name)
+
+    async def submit_all(
+        self, caller: Caller, lines: Sequence[Line], trace: bytes | None = None
+    ) -> list[Accepted | Problem]:
+        """Take many in, in their order; each has its own answer, as if it had come alone.
+
+        A caller that goes away meanwhile changes nothing: all of them are taken in.
+        """
+        read_as = [self._read(caller, line.fields, line.key, trace) for line in lines]
+        valid = [asked for asked in read_as if isinstance(asked, Asked)]
+        shared = iter(await self._flights.share_all(valid, self._intake.take_all))
+        return [
+            asked
+            if isinstance(asked, Problem)
+            else next(shared) or self._intake.another(caller.tenant.name)
+            for asked in read_as
+        ]
 
     async def status(
         self, caller: Caller, request_id: str, wait_s: float = 0.0
@@ -243,7 +220,7 @@ class Ingress:
             try:
                 await self._publisher.publish(self._topics.control, shard, codec.encode(record))
             except LogError as error:
-                return self._unavailable(f"the cancel may not have been noted: {error}")
+                return unavailable(f"the cancel may not have been noted: {error}")
         return state(entry)
 
     def refuse(self, reason: Reason, detail: str, tenant: str = "") -> Problem:
@@ -254,102 +231,32 @@ class Ingress:
 
     # --- steps of a submission
 
-    async def _take_in(
-        self, caller: Caller, submission: Submission, asked: _Asked
-    ) -> Accepted | Problem:
-        known = await self._known(asked.name) if asked.is_named else None
-        if known:
-            digest = known.acceptance.digest if known.acceptance else ""
-            if digest not in {"", asked.digest}:
-                return self._another(caller.tenant.name)
-            return Accepted(asked.name.id, asked.key, state(known))
-        problem = await self._charge(caller, submission)
-        return problem or await self._publish(caller, submission, asked)
-
-    def _another(self, tenant: str) -> Problem:
-        detail = "Idempotency-Key: this key belongs to another request; send a new key"
-        return self.refuse(Reason.INVALID_REQUEST, detail, tenant)
-
-    def _name(self, tenant: str, key: str | None) -> tuple[RequestName, str]:
+    def _read(
+        self, caller: Caller, fields: Fields | Faults, key: str | None, trace: bytes | None
+    ) -> Asked | Problem:
+        """A request with its name, or one refusal for all that is wrong with it."""
+        tenant, policy = caller.tenant, caller.view.policy
         used_key = key if key is not None else self._parts.random_bytes(ids.KEY_BYTES).hex()
-        return RequestName(tenant, ids.request_id(tenant, ROUTE, used_key)), used_key
+        name = RequestName(tenant.name, ids.request_id(tenant.name, ROUTE, used_key))
+        if isinstance(fields, Faults):
+            return self._refuse_faults(fields, tenant.name)
+        read_as = read(fields, policy, tenant, name.id, self._clock.now_ms())
+        if isinstance(read_as, Faults):
+            return self._refuse_faults(read_as, tenant.name)
+        digest = ids.digest(fields)
+        return Asked(read_as, policy, name, used_key, digest, trace, is_named=key is not None)
 
-    async def _known(self, name: RequestName) -> Entry | None:
-        """What is known of an earlier request of this name, if Redis answers."""
-        late = self._unindexed.get(name)
-        if late:
-            return Entry(late, None, None)
-        if self._keeper.is_down:
-            return None
-        with suppress(StoreDownError):
-            return await self._index.lookup(name)
-        return None
-
-    async def _charge(self, caller: Caller, submission: Submission) -> Problem | None:
-        request, endpoint = submission.request, submission.endpoint
-        limit = caller.view.policy.limit(caller.tenant, endpoint)
-        if limit is None:
-            return None
-        cost = endpoint.weight * request.inputs
-        charge = Charge(request.tenant, request.endpoint, request.id, cost, limit)
-        verdict = await self._keeper.charge(charge)
-        if verdict is None:
-            return self._unavailable("limits can't be checked: Redis does not answer")
-        if verdict.is_admitted:
-            return None
-        problem = over_limit(charge, verdict)
-        self._refusals.note(problem, request.tenant, request.endpoint, charge)
+    def _refuse_faults(self, faults: Faults, tenant: str) -> Problem:
+        problem = of_faults(faults.faults, faults.reason)
+        self._refusals.note(problem, tenant, faults.endpoint)
         return problem
-
-    async def _publish(
-        self, caller: Caller, submission: Submission, asked: _Asked
-    ) -> Accepted | Problem:
-        request, endpoint, name = submission.request, submission.endpoint, asked.name
-        topic = self._topics.requests(submission.tier)
-        partition = self._topics.request_partition(
-            endpoint.pool, request.tenant, caller.view.policy
-        )
-
-        def acceptance(offset: int) -> Acceptance:
-            now_ms, tier = self._clock.now_ms(), submission.tier
-            return Acceptance(endpoint.name, tier, topic, partition, offset, now_ms, asked.digest)
-
-        try:
-            offset = await self._publisher.publish(
-                topic,
-                partition,
-                submission.body,
-                key=request.tenant.encode(),
-                headers=codec.header(request, asked.passed_through),
-                on_late=lambda offset: self._remember(name, acceptance(offset)),
-            )
-        except TooLargeError as error:
-            return self.refuse(Reason.BODY_TOO_LARGE, str(error), request.tenant)
-        except UnavailableError as error:
-            return self._unavailable(f"the log does not take it: {error}")
-        except LogError as error:
-            return in_doubt(name.id, asked.key, str(error))
-        await self._note(name, acceptance(offset))
-        return Accepted(name.id, asked.key, "waiting")
-
-    async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
-        """Index an accepted request, now or when Redis is back: it is accepted anyhow."""
-        if not self._keeper.is_down:
-            with suppress(StoreDownError):
-                await self._index.accept(name, acceptance)
-                return
-        self._remember(name, acceptance)
-
-    def _remember(self, name: RequestName, acceptance: Acceptance) -> None:
-        if len(self._unindexed) < UNINDEXED_MAX:
-            self._unindexed[name] = acceptance
 
     # --- steps of a look-up
 
     async def _find(self, name: RequestName) -> Entry | Problem:
         if not ids.is_request_id(name.id):
             return not_found()
-        late = self._unindexed.get(name)
+        late = self._intake.unindexed.get(name)
         entry, trouble = None, "Redis does not answer" if self._keeper.is_down else ""
         if not trouble:
             try:
@@ -359,7 +266,7 @@ class Ingress:
         if entry is None and late:
             return Entry(late, None, None)
         if trouble:
-            return self._unavailable(f"the request can't be looked up now: {trouble}")
+            return unavailable(f"the request can't be looked up now: {trouble}")
         return entry or not_found()
 
     async def _with_body(self, entry: Entry) -> Status | Problem:
@@ -369,22 +276,12 @@ class Ingress:
         try:
             return Status(entry, await self._bodies.fetch(terminal))
         except LogError as error:
-            return self._unavailable(f"the output can't be read now: {error}")
-
-    # --- problems
-
-    def _unavailable(self, detail: str) -> Problem:
-        return Problem(Reason.UNAVAILABLE, detail, retry_after_s=whole_seconds(PAUSE_MS))
+            return unavailable(f"the output can't be read now: {error}")
 
     # --- loops
 
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
         self._refusals.tick()
-        await self._index_late()
+        await self._intake.index_late()
         return 1
-
-    async def _index_late(self) -> None:
-        for name, acceptance in list(self._unindexed.items()):
-            await self._index.accept(name, acceptance)
-            del self._unindexed[name]

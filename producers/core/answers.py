@@ -18,6 +18,8 @@ from schemas.records import End
 WAITING = "waiting"
 JSON_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
+#: What was down is asked again after so long.
+AGAIN_S = 1
 #: `type` of a problem: a name for programs, no page to be fetched.
 TYPE_PREFIX = "urn:fairlane:reason:"
 
@@ -38,6 +40,10 @@ class Problem(NamedTuple):
 
     def document(self) -> bytes:
         """The JSON of the answer."""
+        return msgspec.json.encode(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """What the document says."""
         advice = TABLE[self.reason]
         document: dict[str, Any] = {
             "type": TYPE_PREFIX + self.reason.value,
@@ -54,7 +60,7 @@ class Problem(NamedTuple):
             ]
         if self.retry_after_s:
             document["retry_after_s"] = self.retry_after_s
-        return msgspec.json.encode(document | dict(self.extra))
+        return document | dict(self.extra)
 
 
 def of_faults(faults: Sequence[Fault], reason: Reason) -> Problem:
@@ -85,10 +91,21 @@ def over_limit(charge: Charge, verdict: Verdict) -> Problem:
     return Problem(Reason.RATE_LIMIT, detail, retry_after_s=retry_after_s, extra=numbers)
 
 
+def another_request() -> Problem:
+    """The idempotency key was used for something else."""
+    detail = "Idempotency-Key: this key belongs to another request; send a new key"
+    return Problem(Reason.INVALID_REQUEST, detail)
+
+
+def unavailable(detail: str) -> Problem:
+    """A part of the service is down, or says that it has too much to do."""
+    return Problem(Reason.UNAVAILABLE, detail, retry_after_s=AGAIN_S)
+
+
 def in_doubt(request_id: str, key: str, detail: str) -> Problem:
     """The log did not confirm; the answer carries all that a repetition needs."""
     extra = (("id", request_id), ("idempotency_key", key))
-    return Problem(Reason.IN_DOUBT, detail, retry_after_s=1, extra=extra)
+    return Problem(Reason.IN_DOUBT, detail, retry_after_s=AGAIN_S, extra=extra)
 
 
 def state(entry: Entry) -> str:

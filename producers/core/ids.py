@@ -7,7 +7,10 @@ tenant is part of the hash: nobody can aim at another tenant's id.
 
 import re
 from base64 import b32encode
+from collections.abc import Mapping
 from hashlib import blake2b
+
+import msgspec
 
 #: Random bytes of a key that we make: 128 bits never meet again.
 KEY_BYTES = 16
@@ -27,9 +30,18 @@ def request_id(tenant: str, route: str, key: str) -> str:
     return "req_" + b32encode(hashed.digest()).decode().rstrip("=").lower()
 
 
-def body_digest(body: bytes) -> str:
-    """Digest of a POST body: tells a repetition of a request from another one of its key."""
-    return blake2b(body, digest_size=16).hexdigest()
+def digest(fields: Mapping[str, msgspec.Raw]) -> str:
+    """Digest of a request's fields: tells a repetition of a request from another of its key.
+
+    Each field counts as it was written; their order does not, so that a request is the same
+    as the body of a call and as a line of many.
+    """
+    hashed = blake2b(digest_size=16)
+    for name in sorted(fields):
+        for part in (memoryview(name.encode()), memoryview(fields[name])):
+            hashed.update(len(part).to_bytes(4))
+            hashed.update(part)
+    return hashed.hexdigest()
 
 
 def is_request_id(text: str) -> bool:

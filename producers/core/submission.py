@@ -29,6 +29,9 @@ FAULTS_MAX = 20
 #: A field's name or value is quoted in a fault up to this length.
 QUOTE_CHARS_MAX = 64
 
+#: A request's fields by name, not parsed any further.
+Fields = dict[str, msgspec.Raw]
+
 FIELDS = ("endpoint", "input", "priority", "deadline_ms", "tier", "max_output_tokens")
 
 
@@ -63,17 +66,21 @@ class Submission(NamedTuple):
     tenant: Tenant
 
 
-def read(
-    body: bytes, policy: Policy, tenant: Tenant, request_id: str, now_ms: int
-) -> Submission | Faults:
-    """Read a POST body for a tenant; up to FAULTS_MAX faults are found, not only the first."""
+def outline(body: bytes) -> Fields | Faults:
+    """The fields of a POST body, or of a line of many, each as it was written."""
     try:
         body.decode()
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(body, type=Fields)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return _unreadable(f"the body is no JSON object: {error}")
     except RecursionError:
         return _unreadable("the body is nested too deeply")
+
+
+def read(
+    fields: Fields, policy: Policy, tenant: Tenant, request_id: str, now_ms: int
+) -> Submission | Faults:
+    """Read a request for a tenant; up to FAULTS_MAX faults are found, not only the first."""
     reader = _Reader(fields, policy, tenant)
     submission = reader.submission(request_id, now_ms)
     if reader.faults:
@@ -88,7 +95,7 @@ def _unreadable(message: str) -> Faults:
 class _Reader:
     """Takes field after field, collecting faults instead of stopping at one."""
 
-    def __init__(self, fields: dict[str, msgspec.Raw], policy: Policy, tenant: Tenant) -> None:
+    def __init__(self, fields: Fields, policy: Policy, tenant: Tenant) -> None:
         self._fields, self._policy, self._tenant = fields, policy, tenant
         self.faults: list[Fault] = []
         self.endpoint: Endpoint | None = None
