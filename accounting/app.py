@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from accounting.counting import Counting
 from accounting.driver import Transport
+from accounting.names import group
 from accounting.ports import Clock, Meter, Notes
 from accounting.table import SumTable
 from schemas.codec import DecodeError, encode
@@ -66,16 +67,6 @@ class AccountingSettings(Struct, frozen=True, kw_only=True):
     buckets: int
     instance: str | None = None
     credentials: Any = None
-
-    @property
-    def group(self) -> str:
-        """The consumer group that holds the lanes, and its committed offsets."""
-        return group(self.topics)
-
-
-def group(topics: Topics) -> str:
-    """Consumer group of a deployment's accounting."""
-    return f"{topics.prefix}.accounting"
 
 
 class _App(faust.App):
@@ -134,7 +125,7 @@ class Accounting:
     def _build(self) -> None:
         settings, topics = self._settings, self._settings.topics
         self._app = app = _App(
-            settings.group,
+            group(topics),
             broker=[f"kafka://{address.strip()}" for address in settings.kafka.split(",")],
             broker_credentials=settings.credentials,
             broker_session_timeout=SESSION_S,
