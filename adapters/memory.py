@@ -345,5 +345,10 @@ class MemoryLog:
             for partition, offset in before.items():
                 self._store.part(partition).delete_before(offset)
 
+    def tail(self, partition: Partition, bytes_max: int) -> int:
+        """First offset from which the values up to the end have at most so many bytes."""
+        with self._lock:
+            return self._store.part(partition).tail(bytes_max)
+
     def close(self) -> None:
         """Nothing to free: the records stay for whoever holds this object."""

@@ -99,6 +99,16 @@ class PartitionLog:
         """First offset (of a record or a marker) not older than `time_ms`, or `next`."""
         return self.low + bisect_left(self.times, time_ms)
 
+    def tail(self, bytes_max: int) -> int:
+        """First offset from which the values up to the end have at most so many bytes."""
+        left = bytes_max
+        for at in range(len(self.slots) - 1, -1, -1):
+            record = self.slots[at]
+            left -= len(record.value) if record is not None else 0
+            if left < 0:
+                return self.low + at + 1
+        return self.low
+
     def delete_before(self, offset: int) -> None:
         """Drop the slots below `offset`; nothing happens when they are gone already."""
         count = offset - self.low

@@ -115,6 +115,14 @@ def submit(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASSED_ON)
+def embed(context: typer.Context) -> None:
+    """Embed a corpus of texts into vectors; run it again to go on after any stop."""
+    from fairlane.embed import main
+
+    raise typer.Exit(main(context.args))
+
+
+@app.command(context_settings=_PASSED_ON)
 def demo(context: typer.Context) -> None:
     """Show a burst next to a small tenant: one queue, tiers alone, and Fairlane."""
     _alone("demo", context)

@@ -81,6 +81,11 @@ class Shard:
         """Fixed for ever: whoever initialises it last owns the shard."""
         return f"{self._topics.prefix}.shard.{self.shard}"
 
+    @property
+    def snapshot_offset(self) -> int:
+        """Where the latest snapshot begins in `decisions`, -1 when there is none."""
+        return self._snapshot
+
     def take_over(self) -> None:
         """Own the shard: init first, then read. Raises RecoveryError, LogError."""
         self.ready = False

@@ -1,0 +1,166 @@
+"""Parquet, in and out: the only file that knows the library.
+
+Out: shards with the columns `id`, `tenant` (where the source has one), `vector` (a list of
+float32 of fixed size), `model`, `model_sha256` and `text_sha256`. A shard is written under
+another name, synced and renamed: under its own name it is whole.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fairlane.embed_groups import Embedding
+from fairlane.embed_source import Columns, Row, row_of
+from fairlane.errors import FairlaneError
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as error:
+    raise FairlaneError(
+        "Parquet needs a library that is not installed: pip install 'fairlane[embed]'"
+    ) from error
+
+#: Rows of a source decoded at once.
+BATCH_ROWS = 1_000
+#: A row group's columns are read in pieces of this size, not whole.
+READ_BYTES = 1 << 20
+FLOAT_BYTES = 4
+#: Columns whose values repeat.
+_REPEATED = ["tenant", "model", "model_sha256"]
+_FAULTS = (pa.ArrowException, OSError)
+
+
+class ParquetSource:
+    """Rows of a Parquet file."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        """Read its schema. Raises FairlaneError when it is no Parquet or has not the columns."""
+        self.path = path
+        self._columns = columns
+        try:
+            with self._open() as file:
+                schema = file.schema_arrow
+                self._rows = file.metadata.num_rows
+        except _FAULTS as error:
+            raise FairlaneError(f"{path}: can't be read as Parquet: {error}") from error
+        self._id = columns.id or ("id" if "id" in schema.names else None)
+        self._check(schema, columns.text, "--text-column", is_integer_too=False)
+        if columns.tenant is not None:
+            self._check(schema, columns.tenant, "--tenant-column", is_integer_too=False)
+        if self._id is not None:
+            self._check(schema, self._id, "--id-column", is_integer_too=True)
+
+    def _open(self) -> Any:
+        return pq.ParquetFile(self.path, buffer_size=READ_BYTES, pre_buffer=False)
+
+    def _check(self, schema: Any, name: str, option: str, *, is_integer_too: bool) -> None:
+        if name not in schema.names:
+            has = ", ".join(map(repr, schema.names))
+            raise FairlaneError(f"{self.path}: no column {name!r}; it has {has}: give {option}")
+        kind = schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if not is_text and not (is_integer_too and pa.types.is_integer(kind)):
+            raise FairlaneError(f"{self.path}: column {name!r} is {kind}, no text: give {option}")
+
+    def count(self) -> int:
+        """How many rows the file says it has."""
+        return int(self._rows)
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, a piece of a row group after the other."""
+        names = [self._columns.text, self._columns.tenant, self._id]
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        number = 0
+        try:
+            with self._open() as file:
+                for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
+                    for values in self._values(batch, number):
+                        number += 1
+                        yield row_of(number, *values)
+        except _FAULTS as error:
+            message = f"{self.path}: can't be read beyond row {number}: {error}"
+            raise FairlaneError(message) from error
+
+    def _values(self, batch: Any, number: int) -> Iterator[tuple[Any, Any, Any]]:
+        count = batch.num_rows
+        texts = batch.column(self._columns.text).to_pylist()
+        tenants = [""] * count
+        if self._columns.tenant is not None:
+            tenants = batch.column(self._columns.tenant).to_pylist()
+        ids: Any = range(number + 1, number + 1 + count)
+        if self._id is not None:
+            ids = batch.column(self._id).to_pylist()
+        return zip(ids, texts, tenants, strict=True)
+
+
+def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> int:
+    """Write a shard whole or not at all; returns its size in bytes. `rows` has at least one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    table = _table(rows, has_tenant=has_tenant)
+    repeated = [name for name in _REPEATED if name in table.column_names]
+    with temporary.open("wb") as file:
+        pq.write_table(table, file, use_dictionary=repeated, write_statistics=["id"])
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    temporary.rename(path)
+    sync_folder(path.parent)
+    return size
+
+
+def _table(rows: Sequence[Embedding], *, has_tenant: bool) -> Any:
+    dimensions = len(rows[0].vector) // FLOAT_BYTES
+    count = len(rows) * dimensions
+    floats = pa.py_buffer(b"".join([row.vector for row in rows]))
+    flat = pa.Array.from_buffers(pa.float32(), count, [None, floats])
+    columns = {"id": pa.array([row.id for row in rows], pa.string())}
+    if has_tenant:
+        columns["tenant"] = pa.array([row.tenant for row in rows], pa.string())
+    return pa.table(
+        columns
+        | {
+            "vector": pa.FixedSizeListArray.from_arrays(flat, dimensions),
+            "model": pa.array([row.model for row in rows], pa.string()),
+            "model_sha256": pa.array([row.model_sha256 for row in rows], pa.string()),
+            "text_sha256": pa.array([row.text_sha256.hex() for row in rows], pa.string()),
+        }
+    )
+
+
+def read_shard(path: Path) -> Iterator[Embedding]:
+    """Every row of a shard. Raises FairlaneError when it can't be read."""
+    try:
+        table = pq.read_table(path)
+        vectors = table["vector"].combine_chunks()
+        size = vectors.type.list_size * FLOAT_BYTES
+        tenants = table["tenant"].to_pylist() if "tenant" in table.column_names else []
+        models, shas = table["model"].to_pylist(), table["model_sha256"].to_pylist()
+        digests, ids = table["text_sha256"].to_pylist(), table["id"].to_pylist()
+        flat = vectors.flatten()
+        data = memoryview(flat.buffers()[1])[flat.offset * FLOAT_BYTES :]
+    except (*_FAULTS, KeyError, AttributeError) as error:
+        raise FairlaneError(f"{path}: can't be read: {error}") from error
+    for at, row_id in enumerate(ids):
+        yield Embedding(
+            row_id,
+            tenants[at] if tenants else "",
+            bytes(data[at * size : (at + 1) * size]),
+            models[at],
+            shas[at],
+            bytes.fromhex(digests[at]),
+        )
+
+
+def sync_folder(folder: Path) -> None:
+    """Let renamed files stay so through a power cut, where the system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
