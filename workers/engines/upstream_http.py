@@ -194,12 +194,12 @@ class Server:
         url = self._urls.get(call.route)
         if url is None:
             url = self._urls[call.route] = httpx.URL(f"{self._base}{call.route}")
-        headers = [*self._headers, ("x-request-id", request.id)]
-        headers += [
-            (name, value.decode("ascii"))
-            for name, value in request.headers
-            if name in _TRAVELS and value.isascii() and value.decode("ascii").isprintable()
-        ]
+        travels = [(name, value) for name, value in request.headers if name in _TRAVELS]
+        headers = [*self._headers]
+        for name, value in (("x-request-id", request.id.encode()), *travels):
+            text = value.decode("latin-1")
+            if text.isascii() and text.isprintable() and text == text.strip():
+                headers.append((name, text))
         return httpx.Request(
             "POST", url, headers=headers, content=call.body, extensions=self._extensions
         )

@@ -7,7 +7,6 @@ closes the connection, and a server whose client has gone stops generating.
 What belongs here: connections. What does not: what is sent over them.
 """
 
-import select
 import ssl
 import threading
 import time
@@ -149,25 +148,19 @@ class _Stream(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream, calls: threading.local) -> None:
         self._stream, self._calls = stream, calls
-        self._socket = stream.get_extra_info("socket")
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         watch: Watch | None = getattr(self._calls, "watch", None)
-        if watch is None or self._has_decrypted():
+        if watch is None:
             return self._stream.read(max_bytes, timeout)
         until_s = time.monotonic() + timeout if timeout is not None else float("inf")
         while True:
-            step_s = min(LOOK_S, watch.look(), until_s - time.monotonic())
-            if step_s <= 0:
-                raise httpcore.ReadTimeout(f"nothing came for {timeout:g} s")
-            if self._poll.poll(step_s * 1000):
-                return self._stream.read(max_bytes, timeout)
-
-    def _has_decrypted(self) -> bool:
-        """Tell whether bytes wait inside of TLS, where no poll sees them."""
-        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+            step_s = min(LOOK_S, watch.look())
+            try:
+                return self._stream.read(max_bytes, step_s)
+            except httpcore.ReadTimeout:
+                if time.monotonic() >= until_s:
+                    raise httpcore.ReadTimeout(f"nothing came for {timeout:g} s") from None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._stream.write(buffer, timeout)
