@@ -11,7 +11,7 @@ submission has an idempotency key, the caller's or a random one. See docs/client
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
@@ -30,7 +30,6 @@ from fairlane.client_values import (
     WaitTimeoutError,
 )
 from fairlane.errors import FairlaneError
-from fairlane.patience import Pacer
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 KEY_VARIABLE = "FAIRLANE_KEY"
@@ -57,7 +56,6 @@ class AsyncClient:
         patience_s: how long a call is repeated while the service does not answer, is down or
             says that a limit is used up.
         connections: at most so many at once.
-        new_pacer: handed in by tests that don't want to wait.
 
     Raises:
         FairlaneError: there is no key, or the address is none.
@@ -71,7 +69,6 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
         patience_s: float = PATIENCE_S,
         connections: int = CONNECTIONS,
-        new_pacer: Callable[[], Pacer] = Pacer,
     ) -> None:
         key = key if key is not None else os.environ.get(KEY_VARIABLE, "")
         if not key:
@@ -86,7 +83,7 @@ class AsyncClient:
             timeout=HTTP_TIMEOUT_S,
             transport=transport or pooled(url, connections),
         )
-        self._calls = Calls(self._http, connections, patience_s, new_pacer)
+        self._calls = Calls(self._http, connections, patience_s)
         self._flows: set[Flow] = set()
 
     async def __aenter__(self) -> Self:

@@ -51,23 +51,21 @@ class Calls:
         http: httpx.AsyncClient,
         connections: int,
         patience_s: float,
-        new_pacer: Callable[[], Pacer],
     ) -> None:
-        """Nothing is called yet. `new_pacer` makes pacers that stand still together."""
+        """Nothing is called yet."""
         self._http = http
         self.patience_s = patience_s
-        self._new_pacer = new_pacer
         posts = max(1, connections // POSTS_SHARE)
         self._polls_max = max(1, connections - posts)
         self._posts = asyncio.Semaphore(posts)
         self._polls = asyncio.Semaphore(self._polls_max)
-        self._post_pacer, self._get_pacer = new_pacer(), new_pacer()
+        self._post_pacer, self._get_pacer = Pacer(), Pacer()
         self._limits: dict[str, Pacer] = {}
         self._waiting = 0
 
     def limits_of(self, endpoint: str) -> Pacer:
         """When requests to an endpoint are within the tenant's limit again, as far as told."""
-        return self._limits.setdefault(endpoint, self._new_pacer())
+        return self._limits.setdefault(endpoint, Pacer())
 
     async def submit(self, body: bytes, key: str, endpoint: str) -> Accepted:
         """POST one request. Raises RefusedError or UnreachableError."""
@@ -159,7 +157,7 @@ class Calls:
                         continue
                     pause_s = backoff_s(pauses)
                 pauses += 1
-                await self._get_pacer.sleep(pause_s)
+                await asyncio.sleep(pause_s)
 
     def _poll_s(self) -> float:
         """How long to poll: shorter when others queue for a connection to poll by."""

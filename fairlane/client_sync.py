@@ -36,7 +36,6 @@ from fairlane.client import (
     check_outstanding,
 )
 from fairlane.client_values import Accepted, ClosedError, Options, Outcome, RefusedError, Submission
-from fairlane.patience import Pacer
 
 #: Submissions read from the caller's iterable before what is done is looked at again.
 PULL_STEP = 32
@@ -66,7 +65,6 @@ class Client:
         transport: httpx.AsyncBaseTransport | None = None,
         patience_s: float = PATIENCE_S,
         connections: int = CONNECTIONS,
-        new_pacer: Callable[[], Pacer] = Pacer,
     ) -> None:
         def new_client() -> AsyncClient:
             return AsyncClient(
@@ -75,7 +73,6 @@ class Client:
                 transport=transport,
                 patience_s=patience_s,
                 connections=connections,
-                new_pacer=new_pacer,
             )
 
         new_client()  # wrong arguments are told here
@@ -236,7 +233,7 @@ class _Many(Generic[Verdict]):
         outstanding: int,
     ) -> None:
         self._thread, self._room = thread, outstanding
-        self._begin = begin
+        self._begin: Callable[[AsyncClient, AsyncIterator[Submission]], _Pairs[Verdict]] = begin
         self._fed: asyncio.Queue[list[Submission]] = asyncio.Queue()
         self._done: queue.SimpleQueue[tuple[Submission, Verdict] | None] = queue.SimpleQueue()
 
