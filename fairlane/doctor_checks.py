@@ -90,6 +90,7 @@ class Groups(NamedTuple):
 
     ingress: str
     scheduler: str
+    accounting: str
     workers: Mapping[str, str]
 
 
@@ -268,6 +269,11 @@ def _services(found: Findings) -> Iterator[Check]:
             yield ok(group, service, f"{members} running")
         else:
             yield missing(group, service, "none is running", f"fairlane {service}")
+    if counting := kafka.groups.get(names.accounting, nobody).members:
+        yield ok(group, "accounting", f"{counting} running")
+    else:
+        what = "none is running: what is used meanwhile is counted later"
+        yield warn(group, "accounting", what, "fairlane accounting")
     for pool in policy.pools:
         workers = kafka.groups.get(names.workers.get(pool.name, ""), nobody)
         service, way = f"pool {pool.name}", f"fairlane worker --pool {pool.name}"

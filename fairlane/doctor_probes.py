@@ -158,12 +158,14 @@ def look_at_kafka(settings: Settings) -> KafkaFound:
 
 def names_of_groups(prefix: str, policy: Policy) -> Groups:
     """The groups that the services of a deployment join."""
+    from accounting.names import group
     from workers.names import members
 
     topics = Topics(prefix)
     return Groups(
         ingress=f"{prefix}.index.members",
         scheduler=f"{prefix}.schedulers",
+        accounting=group(topics),
         workers={pool.name: members(topics, pool.name) for pool in policy.pools},
     )
 
@@ -172,7 +174,7 @@ def look_at_groups(settings: Settings, groups: Groups) -> Mapping[str, GroupFoun
     """Live members by group; or why the cluster doesn't tell."""
     from adapters.kafka_admin import KafkaAdmin
 
-    names = [groups.ingress, groups.scheduler, *groups.workers.values()]
+    names = [groups.ingress, groups.scheduler, groups.accounting, *groups.workers.values()]
     try:
         admin = KafkaAdmin(settings.kafka, KAFKA_S, **settings.kafka_options)
         return {name: GroupFound(*facts) for name, facts in admin.groups(names).items()}

@@ -99,6 +99,7 @@ def test_a_deployment_that_runs_is_well(
         for arguments in (
             ("ingress", "--port", "0"),
             ("scheduler",),
+            ("accounting",),
             ("worker", "--pool", "embed"),
         )
     ]
@@ -134,7 +135,7 @@ def test_a_deployment_without_services_is_told_which_to_start(
     code, found, _ = examine(env, tmp_path)
     assert code == 1
     wanting = {check["name"]: check for check in found["checks"] if check["state"] != "ok"}
-    assert wanting.keys() >= {"ingress", "scheduler", "pool embed"}
+    assert wanting.keys() >= {"ingress", "scheduler", "accounting", "pool embed"}
     assert wanting["scheduler"]["advice"] == "fairlane scheduler"
     assert states(found)["topics"] == states(found)["retention"] == "ok"
 

@@ -53,7 +53,8 @@ def topics() -> dict[str, TopicFound]:
 
 def all_is_well() -> Findings:
     lanes = {GROUPS.workers[pool.name]: GroupFound(2, pool.lanes) for pool in POLICY.pools}
-    members = {GROUPS.ingress: GroupFound(1, 1), GROUPS.scheduler: GroupFound(1, 1), **lanes}
+    once = (GROUPS.ingress, GROUPS.scheduler, GROUPS.accounting)
+    members = {**dict.fromkeys(once, GroupFound(1, 1)), **lanes}
     return Findings(
         Machine((3, 11, 7), {"accounting": (), "embed": ()}, (), {"minilm": ""}),
         Where("the environment", "kafka:9092", "redis://redis:6379/0", "fairlane", 3),
@@ -272,6 +273,13 @@ TABLE: list[tuple[str, Change, str, str, str]] = [
         "ingress",
         "missing",
         "fairlane ingress",
+    ),
+    (
+        "no accounting",
+        group(GROUPS.accounting, GroupFound(0, 0)),
+        "accounting",
+        "warn",
+        "fairlane accounting",
     ),
     (
         "no worker",
