@@ -7,8 +7,10 @@ never raises for what is absent, and what it returns holds no secret.
 
 import importlib.util
 import re
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -36,6 +38,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 #: One question to Kafka; a cluster that takes longer is no help to anybody.
 KAFKA_S = 3.0
+#: What the last of several addresses still gets when those before it took all the time.
+CONNECT_S_MIN = 0.1
 #: One question to Redis.
 REDIS_S = 2.0
 #: All questions to one of them together, and to this machine (Java is started once).
@@ -140,6 +144,10 @@ def look_at_settings(environ: Mapping[str, str], folder: Path) -> tuple[Where, S
 
 def look_at_kafka(settings: Settings) -> KafkaFound:
     """The cluster, and the topics of the prefix with their settings."""
+    # The client goes on trying what is refused, and says less about it.
+    refused = unreachable(settings.kafka, KAFKA_S)
+    if refused:
+        return KafkaFound(error=refused)
     from adapters.kafka_admin import KafkaAdmin
 
     try:
@@ -154,6 +162,22 @@ def look_at_kafka(settings: Settings) -> KafkaFound:
         told = {}
     topics = {name: TopicFound(*cluster.topics[name], told.get(name, {})) for name in ours}
     return KafkaFound(cluster.id, cluster.brokers, topics)
+
+
+def unreachable(addresses: str, timeout_s: float) -> str:
+    """Why none of `host:port,...` takes a connection; "" when one does."""
+    deadline = time.monotonic() + timeout_s
+    faults = []
+    for address in addresses.split(","):
+        host, _, port = address.strip().rpartition(":")
+        left_s = max(CONNECT_S_MIN, deadline - time.monotonic())
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), left_s).close()
+        except (OSError, ValueError) as error:
+            faults.append(f"{address.strip()}: {error}")
+        else:
+            return ""
+    return "; ".join(faults)
 
 
 def names_of_groups(prefix: str, policy: Policy) -> Groups:

@@ -1,6 +1,7 @@
 """The doctor: rules by a table of findings, what it prints, and that it never waits for long."""
 
 import json
+import socket
 import threading
 import tomllib
 from collections.abc import Callable, Mapping
@@ -24,7 +25,15 @@ from fairlane.doctor_checks import (
     Where,
     judge,
 )
-from fairlane.doctor_probes import EXTRAS, Pending, absent, look, names_of_groups, scrubbed
+from fairlane.doctor_probes import (
+    EXTRAS,
+    Pending,
+    absent,
+    look,
+    names_of_groups,
+    scrubbed,
+    unreachable,
+)
 from fairlane.doctor_topics import FRAMING_BYTES, TopicFound
 from fairlane.policy_file import load
 from fairlane.settings import Settings
@@ -402,6 +411,16 @@ def test_a_probe_that_hangs_or_fails_is_an_answer() -> None:
 
     assert Pending(fail, lambda why: f"none: {why}").get(10) == "none: ValueError: boom"
     assert Pending(lambda: "there", lambda why: why).get(10) == "there"
+
+
+def test_an_address_that_takes_no_connection_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_port = server.getsockname()[1]
+        assert unreachable(f"127.0.0.1:{open_port}", 5) == ""
+        assert unreachable(f"127.0.0.1:1, 127.0.0.1:{open_port}", 5) == ""
+    found = unreachable("127.0.0.1:1,nonsense", 5)
+    assert "127.0.0.1:1: " in found
+    assert "nonsense: " in found
 
 
 def test_secrets_are_taken_out_of_messages() -> None:
