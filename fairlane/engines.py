@@ -8,13 +8,14 @@ another engine needs may not be installed.
 import argparse
 from typing import TYPE_CHECKING
 
-from fairlane import engines_upstream
+from fairlane import engines_embed, engines_upstream
+from fairlane.engine_import import engine_of
 
 if TYPE_CHECKING:
     from workers.ports import Engine
 
 #: Engines that come with Fairlane; `make` has a branch for each.
-NAMES = ("simulated", "upstream")
+NAMES = ("simulated", "embed", "upstream")
 #: Far above any sensible count, time or size; what is beyond is a mistake.
 _NUMBER_MAX = 1_000_000_000
 #: Most components of a simulated vector: that of one text still fits into a result.
@@ -24,9 +25,16 @@ _DIMENSIONS_MAX = 8_192
 def add_options(command: argparse.ArgumentParser) -> None:
     """Add `--engine` and the options of every engine to a command's parser."""
     command.add_argument(
-        "--engine", choices=NAMES, default="simulated", help="what runs the batches"
+        "--engine",
+        type=_engine,
+        default="simulated",
+        metavar="ENGINE",
+        help=f"what runs the batches: {', '.join(NAMES)}, or module:Name of one's own (default: "
+        "simulated)",
     )
     _simulated_options(command.add_argument_group("engine simulated", "takes time, no model"))
+    embed = command.add_argument_group("engine embed", "texts to vectors: all-MiniLM-L6-v2")
+    engines_embed.add_options(embed)
     engines_upstream.add_options(command.add_argument_group("engine upstream"))
 
 
@@ -36,10 +44,14 @@ def make(given: argparse.Namespace) -> "Engine":
     Raises FairlaneError for what the user can mend.
     """
     match given.engine:
+        case "embed":
+            return engines_embed.make(given)
         case "upstream":
             return engines_upstream.make(given)
-        case _:
+        case "simulated":
             return _simulated(given)
+        case name:
+            return engine_of(name)
 
 
 # --- simulated
@@ -72,6 +84,13 @@ def _simulated(given: argparse.Namespace) -> "Engine":
 
 
 # --- types of options
+
+
+def _engine(text: str) -> str:
+    module, _, attribute = text.partition(":")
+    if text in NAMES or (attribute.isidentifier() and module.replace(".", "_").isidentifier()):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(NAMES)}, nor a module:Name")
 
 
 def _natural(text: str) -> int:

@@ -43,8 +43,6 @@ TOKENS_MAX = 256
 #: Tokens of a run: fewer leave the matrices too thin (one text of 8 tokens: half the speed),
 #: more gain nothing, cost attention, and let a cancel wait.
 ROW_TOKENS = 128
-#: Threads of an engine; more than this is a mistake.
-THREADS_MAX = 256
 
 _WANTED = (
     'send a JSON string, an array of strings, or {"input": string or array of strings, '
