@@ -105,6 +105,9 @@ class Patience(NamedTuple):
 class Server:
     """A server's address and the pooled connections to it; used by all slots' threads.
 
+    The transport is called without a client above it: redirects, a cookie jar that all tenants
+    would share, and proxies of the environment are not wanted here.
+
     `key` is sent as a bearer token; `now_s` is the time of day, for dates in Retry-After.
     """
 
@@ -115,7 +118,6 @@ class Server:
         self._patience = patience
         self._now_s = now_s
         self._transport = WatchedTransport(is_tls=url.startswith("https:"))
-        self._client = httpx.Client(transport=self._transport, trust_env=False)
         self._urls: dict[str, httpx.URL] = {}
         self._headers = [
             ("accept", "application/json, text/event-stream"),
@@ -143,7 +145,7 @@ class Server:
 
     def close(self) -> None:
         """Close every connection."""
-        self._client.close()
+        self._transport.close()
 
     def _call(self, call: Call, request: EngineRequest, cancelled: Callable[[], bool]) -> Try:
         arriving = _Arriving(call, time.monotonic())
@@ -177,7 +179,7 @@ class Server:
         arriving: "_Arriving",
         cancelled: Callable[[], bool],
     ) -> Try:
-        response = self._client.send(self._request(call, request), stream=True)
+        response = self._transport.handle_request(self._request(call, request))
         try:
             if response.status_code != _OK:
                 return self._unanswered(response)
