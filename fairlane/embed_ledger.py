@@ -87,7 +87,6 @@ class Ledger:
         _check_folder(folder, path)
         with _clear(path):
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / SEEN_FILE).unlink(missing_ok=True)
             self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
         try:
             with _clear(path):
@@ -118,6 +117,7 @@ class Ledger:
                 f"{VERSION}: upgrade it, or {_WAY_OUT}"
             )
         db.execute("COMMIT")
+        (self.folder / SEEN_FILE).unlink(missing_ok=True)  # of a run that was killed
         db.execute("ATTACH DATABASE ? AS passing", (str(self.folder / SEEN_FILE),))
         db.execute("PRAGMA passing.journal_mode=OFF")
         db.execute("PRAGMA passing.synchronous=OFF")

@@ -1,0 +1,251 @@
+"""Shards and ledger of `fairlane embed`: one row an id, whenever the process was killed."""
+
+import sqlite3
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from struct import pack
+
+import pytest
+
+from fairlane.embed_groups import Embedding
+from fairlane.embed_ledger import FILE, SEEN_FILE, Ledger, Model
+from fairlane.embed_sink import SHARD_S, Sink
+from fairlane.errors import FairlaneError
+from tests.support.vectors import by_id, stored
+
+FIRST = {f"id{n}": f"text {n}" for n in range(25)}
+#: Three changed, one new, one gone.
+SECOND = {**FIRST, "id3": "other", "id13": "other", "id14": "other", "new": "text"}
+del SECOND["id7"]
+
+
+class KilledError(BaseException):
+    """The process ends here: nothing is cleaned up."""
+
+
+def digest(text: str) -> bytes:
+    return sha256(text.encode()).digest()
+
+
+def embedding(row_id: str, text: str, model: str = "m") -> Embedding:
+    return Embedding(row_id, "acme", pack("<2f", len(text), 1.0), model, "f" * 64, digest(text))
+
+
+def run(
+    folder: Path, texts: dict[str, str], step: Callable[[str], None], *, prune: bool = False
+) -> int:
+    """One run over the texts, as `fairlane.embed_run` drives it; returns how many were new."""
+    ledger = Ledger(folder)
+    try:
+        sink = Sink(ledger, has_tenant=True, shard_rows=10, step=step)
+        ledger.fix_shape(has_tenant=True, dimensions=2)
+        ledger.model_number(Model("m", "f" * 64, 2))
+        sink.tidy()
+        assert ledger.meet(list(texts)) == set()
+        known = ledger.known(list(texts))
+        new = {i: t for i, t in texts.items() if i not in known or known[i].digest != digest(t)}
+        for row_id, text in new.items():
+            sink.add([embedding(row_id, text)])
+        sink.flush()
+        if prune:
+            ledger.prune()
+        sink.compact()
+        ledger.end_run()
+    finally:
+        ledger._db.close()
+    return len(new)
+
+
+def killing_at(number: int) -> Callable[[str], None]:
+    """A step that kills at its `number`-th call."""
+    left = [number]
+
+    def step(_: str) -> None:
+        if not left[0]:
+            raise KilledError
+        left[0] -= 1
+
+    return step
+
+
+def ignore(_: str) -> None:
+    pass
+
+
+def texts_in(folder: Path) -> dict[str, str]:
+    return {row_id: row["text_sha256"] for row_id, row in by_id(folder).items()}
+
+
+def shas(texts: dict[str, str]) -> dict[str, str]:
+    return {row_id: digest(text).hex() for row_id, text in texts.items()}
+
+
+def kills(folder: Path, texts: dict[str, str], *, prune: bool) -> int:
+    """Kill before each step in turn, each time further on; returns how many kills there were."""
+    for number in range(1_000):
+        try:
+            run(folder, texts, killing_at(number), prune=prune)
+        except KilledError:
+            continue
+        return number
+    raise AssertionError("the run never comes to its end")
+
+
+def test_killed_at_any_step_and_run_again_there_is_one_row_an_id(tmp_path: Path) -> None:
+    steps: list[str] = []
+    run(tmp_path / "whole", FIRST, steps.append)
+    run(tmp_path / "whole", SECOND, steps.append, prune=True)
+    assert set(steps) == {"number", "write", "record", "replace", "remove"}
+    for number in range(len(steps)):
+        folder = tmp_path / str(number)
+        step = killing_at(number)
+        for texts, prune in ((FIRST, False), (SECOND, True)):
+            try:
+                run(folder, texts, step, prune=prune)
+            except KilledError:
+                run(folder, texts, ignore, prune=prune)
+        assert texts_in(folder) == shas(SECOND), f"killed before step {number}"
+        assert run(folder, SECOND, ignore) == 0
+
+
+def test_killed_again_and_again_it_comes_to_the_same(tmp_path: Path) -> None:
+    assert kills(tmp_path, FIRST, prune=False) > 3
+    assert texts_in(tmp_path) == shas(FIRST)
+    assert kills(tmp_path, SECOND, prune=True) > 3
+    assert texts_in(tmp_path) == shas(SECOND)
+
+
+def test_rows_that_left_the_source_stay_unless_they_are_pruned(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    run(tmp_path, SECOND, ignore)
+    assert texts_in(tmp_path) == shas({"id7": FIRST["id7"], **SECOND})
+    run(tmp_path, SECOND, ignore, prune=True)
+    assert texts_in(tmp_path) == shas(SECOND)
+
+
+def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.parquet")}
+    steps: list[str] = []
+    assert run(tmp_path, FIRST, steps.append) == 0
+    assert steps == []
+    assert {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.parquet")} == before
+
+
+def test_small_shards_become_one(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        run(tmp_path, {f"id{n}": "t" for n in range(number)}, ignore)
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+    assert len(stored(tmp_path)) == 5
+
+
+def test_a_shard_holds_vectors_of_one_size_and_what_they_are_of(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    row = by_id(tmp_path)["id3"]
+    assert row == {
+        "id": "id3",
+        "tenant": "acme",
+        "vector": [6.0, 1.0],
+        "model": "m",
+        "model_sha256": "f" * 64,
+        "text_sha256": digest("text 3").hex(),
+    }
+
+
+def test_an_old_shard_is_written_before_it_is_full(tmp_path: Path) -> None:
+    now_s = [0.0]
+    ledger = Ledger(tmp_path)
+    sink = Sink(ledger, has_tenant=True, now_s=lambda: now_s[0])
+    sink.add([embedding("a", "t")])
+    assert stored(tmp_path) == []
+    now_s[0] = SHARD_S
+    sink.add([embedding("b", "t")])
+    assert len(stored(tmp_path)) == 2
+    ledger.close()
+
+
+def test_a_shard_that_is_gone_is_embedded_again(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    (tmp_path / "shard-000001.parquet").unlink()
+    assert run(tmp_path, FIRST, ignore) == 10
+    assert texts_in(tmp_path) == shas(FIRST)
+
+
+def test_a_shard_that_was_changed_is_told_and_kept(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    path = tmp_path / "shard-000001.parquet"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(FairlaneError, match=r"shard-000001\.parquet: has \d+ bytes"):
+        run(tmp_path, FIRST, ignore)
+    assert path.exists()
+
+
+def test_files_that_nobody_recorded_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    for name in ("shard-000099.parquet", ".shard-000098.parquet.tmp", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    run(tmp_path, FIRST, ignore)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert "notes.txt" in names
+    assert not names & {"shard-000099.parquet", ".shard-000098.parquet.tmp"}
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.docx").write_bytes(b"x")
+    with pytest.raises(FairlaneError, match="not ours"):
+        Ledger(tmp_path)
+    with pytest.raises(FairlaneError, match="is a file"):
+        Ledger(tmp_path / "thesis.docx")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.docx"]
+
+
+def test_a_ledger_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database, but long enough to be looked at" * 100)
+    with pytest.raises(FairlaneError, match="broken"):
+        Ledger(tmp_path)
+    (tmp_path / FILE).unlink()
+    other = sqlite3.connect(tmp_path / FILE)
+    other.execute("CREATE TABLE t (a)")
+    other.close()
+    with pytest.raises(FairlaneError, match="no ledger"):
+        Ledger(tmp_path)
+
+
+def test_a_ledger_of_a_later_release_is_told(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    other = sqlite3.connect(tmp_path / FILE)
+    other.execute("PRAGMA user_version=2")
+    other.close()
+    with pytest.raises(FairlaneError, match="upgrade"):
+        Ledger(tmp_path)
+
+
+def test_two_runs_at_once_are_one_too_many(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with pytest.raises(FairlaneError, match="another run"):
+        Ledger(tmp_path)
+    ledger.close()
+    Ledger(tmp_path).close()
+    assert not (tmp_path / SEEN_FILE).exists()
+
+
+def test_another_shape_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    ledger = Ledger(tmp_path)
+    with pytest.raises(FairlaneError, match="dimensions"):
+        ledger.fix_shape(has_tenant=True, dimensions=3)
+    with pytest.raises(FairlaneError, match="tenant"):
+        ledger.fix_shape(has_tenant=False, dimensions=2)
+    ledger.close()
+
+
+def test_ids_met_twice_are_told(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    many = [f"id{n}" for n in range(2_000)]
+    assert ledger.meet(many) == set()
+    assert ledger.meet(["new", "id5", "id1999"]) == {"id5", "id1999"}
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.meet(many) == set()
+    ledger.close()
