@@ -109,7 +109,8 @@ def learn(known: int, measured: int) -> int:
     """Integer moving average of a cost; 0 stands for nothing known or nothing measured."""
     if not known or not measured:
         return known or measured
-    return (LEARNED_WEIGHT * known + measured + LEARNED_WEIGHT // 2) // (LEARNED_WEIGHT + 1)
+    parts = LEARNED_WEIGHT + 1
+    return (LEARNED_WEIGHT * known + measured + parts // 2) // parts
 
 
 def is_kept(window: Window, start_ms: int, newest_ms: int) -> bool:
