@@ -12,7 +12,7 @@ from fairlane.doctor_checks import Check, State, judge
 from fairlane.doctor_probes import look
 
 #: Names are padded to this, so that what was found stands in a column.
-_NAME_CHARS = 18
+_NAME_CHARS = 22
 
 
 def command(

@@ -134,7 +134,7 @@ def _machine(machine: Machine, where: Where) -> Iterator[Check]:
             yield ok(group, name, "installed")
     for model, fault in machine.models.items():
         if fault:
-            yield warn(group, f"model {model}", fault, "make models, if you want it")
+            yield warn(group, f"model {model}", fault, "`make models`, if you want it")
         else:
             yield ok(group, f"model {model}", "the weights are there and whole")
     if not machine.stack_missing:

@@ -116,7 +116,19 @@ def look_at_machine(environ: Mapping[str, str]) -> Machine:
     from fairlane.stack_tools import missing
 
     extras = {name: absent(modules) for name, modules in EXTRAS.items()}
-    return Machine(sys.version_info[:3], extras, tuple(missing(environ)), {})
+    return Machine(sys.version_info[:3], extras, tuple(missing(environ)), look_at_models())
+
+
+def look_at_models() -> dict[str, str]:
+    """What is wrong with the weights of each model that Fairlane knows; "" for nothing."""
+    from fairlane.models import findings, installed
+    from workers.engines.weights import MODEL
+
+    folder = installed()
+    if folder is None:
+        return {MODEL: "its files are not installed"}
+    faults = [found.fault for found in findings(folder) if not found.is_right]
+    return {MODEL: "; ".join(faults)}
 
 
 def _no_machine(why: str) -> Machine:

@@ -9,6 +9,9 @@ import fnmatch
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -409,6 +412,24 @@ def test_all_packages_of_the_wheel_are_in_the_image() -> None:
     assert {source for source in copied() if (ROOT / source).is_dir()} == set(PACKAGES)
     assert PROJECT["project"]["readme"] in copied()
     assert set(PROJECT["project"]["license-files"]) <= set(copied())
+
+
+def test_the_wheel_builds_from_what_is_copied_alone(tmp_path: Path) -> None:
+    source, dist = tmp_path / "source", tmp_path / "dist"
+    source.mkdir()
+    for item in copied():
+        if (ROOT / item).is_dir():
+            leave = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / item, source / item, ignore=leave)
+        elif "/" not in item:
+            shutil.copy(ROOT / item, source)
+    (build,) = [line for line in instructions("RUN") if "hatchling" in line]
+    words = [str(dist) if word == "/wheel" else word for word in shlex.split(build)]
+    assert words[0] == "python"
+    words[0] = sys.executable
+    subprocess.run(words, cwd=source, check=True, capture_output=True, timeout=100)
+    (wheel,) = dist.glob("*.whl")
+    assert wheel.name.startswith(f"fairlane-{VERSION}-")
 
 
 def locked(name: str) -> set[str]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from packaging.requirements import Requirement
 
-from fairlane import doctor
+from fairlane import doctor, models
 from fairlane.doctor_checks import (
     Check,
     Findings,
@@ -30,6 +30,7 @@ from fairlane.doctor_probes import (
     Pending,
     absent,
     look,
+    look_at_models,
     names_of_groups,
     scrubbed,
     unreachable,
@@ -39,6 +40,7 @@ from fairlane.policy_file import load
 from fairlane.settings import Settings
 from schemas.log import RECORD_BYTES_MAX
 from schemas.topics import RETENTION_MS, Topics
+from workers.engines.weights import MODEL
 
 ROOT = Path(__file__).parents[2]
 POLICY = load(ROOT / "examples" / "policy.toml")
@@ -460,6 +462,15 @@ def test_extras_are_the_projects() -> None:
     for extra, modules in EXTRAS.items():
         names = {Requirement(line).name for line in project["optional-dependencies"][extra]}
         assert {name.removesuffix("-streaming") for name in names} == set(modules)
+
+
+def test_weights_are_looked_at_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "installed", lambda: None)
+    assert look_at_models() == {MODEL: "its files are not installed"}
+    monkeypatch.setattr(models, "installed", lambda: tmp_path)
+    assert str(tmp_path) in look_at_models()[MODEL]
 
 
 def test_modules_are_looked_for_and_not_imported() -> None:
