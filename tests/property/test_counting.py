@@ -55,6 +55,7 @@ class Run:
             if chance.random() < 0.2:  # the lanes go and come back: read again, nothing stored
                 left = {lane: said[self.committed[lane] :] for lane, said in self.lanes.items()}
                 position = dict(self.committed)
+                continue
             changed = list(counting.slice().sums.get("gpu", {}).items())
             chance.shuffle(changed)
             stops = not is_last and chance.random() < 0.5

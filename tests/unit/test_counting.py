@@ -109,6 +109,35 @@ def test_a_record_without_its_end_counts_by_its_own_time() -> None:
     assert book.total().last_ms == BEFORE_MIDNIGHT_MS
 
 
+def test_what_another_process_stored_meanwhile_is_gone_on_from() -> None:
+    """A lane that went away and came back: the sums stored there since hold more than ours."""
+    book, other = Book(), Book()
+    value = encode(finished(1, BEFORE_MIDNIGHT_MS, ACME))
+    book.counting.take("gpu", record(0, value), NOW_MS)
+    for offset in (0, 2, 4):
+        other.counting.take("gpu", record(offset, value), NOW_MS)
+    for key, total in other.counting.slice().sums["gpu"].items():
+        book.stored[key] = encode(total)
+    assert book.counting.slice().sums == {}
+    book.counting.take("gpu", record(0, value), NOW_MS)
+    book.counting.take("gpu", record(6, value), NOW_MS)
+    book.stored |= {k: encode(t) for k, t in book.counting.slice().sums["gpu"].items()}
+    assert (book.total().batches, book.total().upto) == (4, 7)
+
+
+def test_a_sum_in_the_making_gives_way_to_a_stored_one_that_holds_more() -> None:
+    book, other = Book(), Book()
+    value = encode(finished(1, BEFORE_MIDNIGHT_MS, ACME))
+    book.counting.take("gpu", record(0, value), NOW_MS)
+    for offset in (0, 2):
+        other.counting.take("gpu", record(offset, value), NOW_MS)
+    for key, total in other.counting.slice().sums["gpu"].items():
+        book.stored[key] = encode(total)
+    book.counting.take("gpu", record(4, value), NOW_MS)
+    book.stored |= {k: encode(t) for k, t in book.counting.slice().sums["gpu"].items()}
+    assert book.total().batches == 3
+
+
 def test_late_is_what_comes_when_its_window_is_long_over() -> None:
     book = Book()
     minute_ms = BEFORE_MIDNIGHT_MS // MINUTE_MS * MINUTE_MS
