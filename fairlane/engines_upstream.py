@@ -31,7 +31,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--upstream-route",
         type=_route,
-        default="",
+        default="auto",
         help="auto (default: by the body), chat, completions, embeddings, or a path: /v1/rerank",
     )
     group.add_argument(
