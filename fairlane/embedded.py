@@ -52,6 +52,7 @@ TRIM_S = 0.2
 STOP_S_MAX = 5.0
 _READY_POLL_S = 0.005
 _URL = "http://embedded"
+_INSTANCE = "embedded"
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +129,14 @@ class Embedded:
             clock=clock,
             meter=NoMeter(),
             notes=_Notes(),
+            instance=_INSTANCE,
             idle_wait_s=0.0,
         )
         self.workers = [
             WorkerService(
                 self.log,
                 self.topics,
-                WorkerSettings(pool),
+                WorkerSettings(pool, _INSTANCE),
                 lambda _, engine=engine: ThreadSlots(engine, slots, clock),  # type: ignore[misc]
                 clock,
                 NoMeter(),
