@@ -20,7 +20,7 @@ import httpx
 from fairlane import client_wire as wire
 from fairlane.client_calls import MISSING_S, Calls
 from fairlane.client_flow import Flow
-from fairlane.client_http import HTTP_TIMEOUT_S, pooled
+from fairlane.client_http import Http, pooled
 from fairlane.client_values import (
     Accepted,
     Options,
@@ -77,12 +77,7 @@ class AsyncClient:
             raise FairlaneError(f"connections: must be at least 1, not {connections}")
         if not url.startswith(("http://", "https://")):
             raise FairlaneError(f"url: must begin with http:// or https://, not {url!r}")
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=HTTP_TIMEOUT_S,
-            transport=transport or pooled(url, connections),
-        )
+        self._http = Http(url, key, transport or pooled(url, connections))
         self._calls = Calls(self._http, connections, patience_s)
         self._flows: set[Flow] = set()
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
 from fairlane import client_wire as wire
+from fairlane.client_http import Http
 from fairlane.client_values import Accepted, Outcome, RefusedError, UnreachableError
 from fairlane.patience import (
     GivenUpError,
@@ -32,13 +32,13 @@ ROTATION_S = 10.0
 POLL_S_MIN = 1.0
 #: One in so many connections is kept for submissions: polls never take all.
 POSTS_SHARE = 16
+#: Bulk calls at once, of one client: an ingress takes few of a tenant, as each is much work.
+BULKS_MAX = 2
 #: An id that is not found may be so new that the index doesn't have it yet.
 MISSING_S = 10.0
 #: A poll that came back sooner than this share of its time held nobody: pause before the next.
 HELD_SHARE = 0.5
 
-#: An ingress that has no bulk call.
-_NO_BULK = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
 _JSON = {"Content-Type": "application/json"}
 _NDJSON = {"Content-Type": "application/x-ndjson"}
 
@@ -48,7 +48,7 @@ class Calls:
 
     def __init__(
         self,
-        http: httpx.AsyncClient,
+        http: Http,
         connections: int,
         patience_s: float,
     ) -> None:
@@ -59,6 +59,7 @@ class Calls:
         self._polls_max = max(1, connections - posts)
         self._posts = asyncio.Semaphore(posts)
         self._polls = asyncio.Semaphore(self._polls_max)
+        self._bulks = asyncio.Semaphore(BULKS_MAX)
         self._post_pacer, self._get_pacer = Pacer(), Pacer()
         self._limits: dict[str, Pacer] = {}
         self._waiting = 0
@@ -73,7 +74,7 @@ class Calls:
 
         async def call() -> httpx.Response:
             async with self._posts:
-                return await self._http.post(ROUTE, content=body, headers=headers)
+                return await self._http.post(ROUTE, body, headers)
 
         answer = await self._patiently(call, self._post_pacer, self.limits_of(endpoint), key=key)
         return wire.read_accepted(answer, key)
@@ -88,25 +89,13 @@ class Calls:
         body = b"\n".join(lines) + b"\n"
 
         async def call() -> httpx.Response:
-            async with self._posts:
-                return await self._http.post(BULK_ROUTE, content=body, headers=_NDJSON)
+            async with self._bulks, self._posts:
+                return await self._http.post(BULK_ROUTE, body, _NDJSON)
 
         answer = await self._patiently(call, self._post_pacer, self.limits_of(endpoint))
-        if answer.status_code in _NO_BULK:
-            return await asyncio.gather(
-                *(self._verdict(line, key, endpoint) for line, key in zip(lines, keys, strict=True))
-            )
         if answer.status_code != httpx.codes.OK:
             raise wire.refusal(answer)
         return wire.read_verdicts(answer, keys)
-
-    async def _verdict(self, line: bytes, key: str, endpoint: str) -> Accepted | RefusedError:
-        fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-        fields.pop("idempotency_key", None)
-        try:
-            return await self.submit(msgspec.json.encode(fields), key, endpoint)
-        except RefusedError as error:
-            return error
 
     async def cancel(self, request_id: str) -> str:
         """POST a cancel; returns the state as known then."""
@@ -194,7 +183,7 @@ class Calls:
         if trouble.answer is not None:
             return wire.refusal(trouble.answer, key, request_id)
         return UnreachableError(
-            f"{self._http.base_url} does not answer for {self.patience_s:g} s: {trouble.text}; "
+            f"{self._http.url} does not answer for {self.patience_s:g} s: {trouble.text}; "
             "is an ingress running there?",
             id=request_id,
             idempotency_key=key,

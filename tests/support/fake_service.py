@@ -4,12 +4,15 @@ An ASGI application; counts what clients ask of it and how many requests are unf
 """
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
+
+import httpx
 
 Message = MutableMapping[str, Any]
 Answer = tuple[int, dict[str, Any] | bytes, dict[str, str]]
@@ -34,6 +37,7 @@ class Call:
     path: str
     body: bytes
     headers: dict[str, str]
+    query: str = ""
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -49,13 +53,14 @@ class FakeService:
 
     def __init__(self, work: Callable[[Taken], Awaitable[None]] | None = None) -> None:
         self.taken: dict[str, Taken] = {}
+        self.by_id: dict[str, Taken] = {}
         self.calls: list[Call] = []
         self.posts = Counter[str]()
         self.unfinished = self.unfinished_max = 0
         self.answer_first: Callable[[Call], Answer | None] = lambda _: None
         self.judge: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda _: None
         self._work = work or self._end_soon
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     @property
     def gets(self) -> list[Call]:
@@ -85,18 +90,21 @@ class FakeService:
             if not message.get("more_body"):
                 break
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        call = Call(scope["method"], scope["path"], body, headers)
-        self.calls.append(call)
-        status, document, more = self.answer_first(call) or await self._answer(
-            call, scope["query_string"].decode()
-        )
-        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        call = Call(scope["method"], scope["path"], body, headers, scope["query_string"].decode())
+        status, content, more = await self.answer(call)
         fields = [(name.lower().encode(), value.encode()) for name, value in more.items()]
         fields.append((b"content-length", str(len(content)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": fields})
         await send({"type": "http.response.body", "body": content})
 
-    async def _answer(self, call: Call, query: str) -> Answer:
+    async def answer(self, call: Call) -> tuple[int, bytes, dict[str, str]]:
+        """Answer a call, however it came."""
+        self.calls.append(call)
+        status, document, headers = self.answer_first(call) or await self._answer(call)
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        return status, content, headers
+
+    async def _answer(self, call: Call) -> Answer:
         if call.path == "/v1/requests:bulk":
             lines = [json.dumps(self._line(n, line)) for n, line in enumerate(call.lines, 1)]
             return 200, "\n".join(lines).encode(), {}
@@ -105,18 +113,16 @@ class FakeService:
             verdict = self._take(fields, call.headers.get("idempotency-key", ""))
             return verdict["status"], verdict, {}
         request_id = call.path.split("/")[3]
-        taken = next((found for found in self.taken.values() if found.id == request_id), None)
+        taken = self.by_id.get(request_id)
         if taken is None:
             return 404, {"reason": "not_found", "detail": "no such", "retry": "never"}, {}
         if call.path.endswith("/cancel"):
             return 202, {"id": taken.id, "state": taken.state}, {}
-        wait_s = float(parse_qs(query).get("wait", ["0"])[0])
+        wait_s = float(parse_qs(call.query).get("wait", ["0"])[0])
         if wait_s:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await taken.ended.wait()
-            except TimeoutError:
-                pass
         document: dict[str, Any] = {"id": taken.id, "state": taken.state}
         if taken.state != "waiting":
             document |= {"output": taken.fields["input"], "usage": {"input_tokens": 3}}
@@ -132,8 +138,28 @@ class FakeService:
         taken = self.taken.get(key)
         if taken is None:
             taken = self.taken[key] = Taken(f"req_{len(self.taken)}", key, fields)
+            self.by_id[taken.id] = taken
             self.unfinished += 1
             self.unfinished_max = max(self.unfinished_max, self.unfinished)
             task = asyncio.ensure_future(self._work(taken))
-            self._tasks.add(task)
+            self.tasks.add(task)
         return {"status": 202, "id": taken.id, "state": taken.state, "idempotency_key": key}
+
+
+class Direct(httpx.AsyncBaseTransport):
+    """To a service without anything in between."""
+
+    def __init__(self, service: FakeService) -> None:
+        self.service = service
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        call = Call(
+            request.method,
+            url.path,
+            await request.aread(),
+            dict(request.headers),
+            url.query.decode(),
+        )
+        status, content, headers = await self.service.answer(call)
+        return httpx.Response(status, content=content, headers=headers, request=request)

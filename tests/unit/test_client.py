@@ -22,13 +22,13 @@ from fairlane import (
     WaitTimeoutError,
 )
 from tests.support import virtual_time
-from tests.support.fake_service import Answer, Call, FakeService, Taken
+from tests.support.fake_service import Answer, Call, Direct, FakeService, Taken
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
 def client(service: FakeService, **options: Any) -> AsyncClient:
-    return AsyncClient("http://door", "k", transport=httpx.ASGITransport(service), **options)
+    return AsyncClient("http://door", "k", transport=Direct(service), **options)
 
 
 def speaking(handler: Handler, **options: Any) -> AsyncClient:
@@ -196,7 +196,7 @@ def test_who_never_answers_is_unreachable_and_the_key_is_told() -> None:
     virtual_time.run(scenario())
 
 
-class Breaking(httpx.ASGITransport):
+class Breaking(Direct):
     """Loses the answers of the first calls after they had their effect."""
 
     def __init__(self, service: FakeService, losses: int) -> None:
