@@ -14,6 +14,8 @@ import pytest
 from redis import Redis
 
 from fairlane import __main__
+from fairlane.doctor_checks import State, judge
+from fairlane.doctor_probes import look
 from fairlane.stack import free_ports
 from tests.support.processes import Processes, until
 
@@ -37,12 +39,17 @@ tiers = ["standard"]
 HANGS_S = 60
 
 
+def without_own(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment with these settings of Fairlane and no others."""
+    rest = {name: text for name, text in os.environ.items() if not name.startswith("FAIRLANE_")}
+    return {**rest, **env}
+
+
 def examine(env: Mapping[str, str], folder: Path) -> tuple[int, dict[str, Any], str]:
     """Exit code, the JSON object, and all that was printed."""
-    clean = {name: text for name, text in os.environ.items() if not name.startswith("FAIRLANE_")}
     done = subprocess.run(
         [sys.executable, "-m", "fairlane", "doctor", "--json"],
-        env={**clean, **env},
+        env=without_own(env),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -103,23 +110,20 @@ def test_a_deployment_that_runs_is_well(
             ("worker", "--pool", "embed"),
         )
     ]
-    last: dict[str, Any] = {}
 
     def is_well() -> bool:
-        nonlocal last
         ended = [one.text() for one in started if one.process.poll() is not None]
         assert ended == []
-        _, last, _ = examine(env, tmp_path)
-        here = {check["name"] for check in last["checks"] if check["group"] == "this machine"}
-        return {state for name, state in states(last).items() if name not in here} == {"ok"}
+        checks = judge(look(without_own(env), tmp_path))
+        return {check.state for check in checks if check.group != "this machine"} == {State.OK}
 
     try:
         until(is_well, "a doctor with nothing to say")
-        assert states(last)["pool embed"] == "ok"
-        assert last["ok"] is True
         with evicting(env["FAIRLANE_REDIS"]):
             code, found, _ = examine(env, tmp_path)
         assert code == 0
+        assert found["ok"] is True
+        assert states(found)["pool embed"] == "ok"
         assert states(found)["eviction"] == "warn"
     finally:
         services.close()
