@@ -18,12 +18,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-import httpx
-
 from adapters.clock import SystemClock
 from adapters.memory import MemoryLog
 from adapters.memory_index import BYTES_MAX, MemoryIndex
 from fairlane.client import AsyncClient
+from fairlane.embedded_http import InProcess
 from fairlane.embedded_trim import Trimmer
 from fairlane.errors import FairlaneError
 from fairlane.publish import publish_key, publish_policy
@@ -47,7 +46,7 @@ IDLE_S, IDLE_S_MAX = 0.001, 0.016
 #: ... and after one that did something: the next one has more to do at once.
 BUSY_S = 0.001
 #: How often the log is trimmed.
-TRIM_S = 0.2
+TRIM_S = 0.5
 #: What engines still run at the end is not waited for longer than this.
 STOP_S_MAX = 5.0
 _READY_POLL_S = 0.005
@@ -148,7 +147,7 @@ class Embedded:
             self.log, self.topics, [(pool.name, pool.lanes) for pool in policy.pools]
         )
         self.keys: dict[str, str] = {}
-        self._transport = httpx.ASGITransport(build_app(self.ingress))
+        self._transport = InProcess(build_app(self.ingress))
         self._stopping = False
         self._services: asyncio.Task[None] | None = None
 
