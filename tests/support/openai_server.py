@@ -328,16 +328,17 @@ def usage(body: dict[str, Any], written: int) -> dict[str, Any]:
     }
 
 
-def vector(text: str) -> list[float]:
+def vector(text: str, dimensions: int = DIMENSIONS) -> list[float]:
     """A text's vector: made up, the same each time, exact in 32 bits."""
-    return [float((sum(text.encode()) * (n + 1)) % 1024) for n in range(DIMENSIONS)]
+    return [float((sum(text.encode()) * (n + 1)) % 1024) for n in range(dimensions)]
 
 
 def _embed(out: _Out, body: dict[str, Any], name: str) -> None:
     texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-    vectors: list[Any] = [vector(text) for text in texts]
+    dimensions = body.get("dimensions", DIMENSIONS)
+    vectors: list[Any] = [vector(text, dimensions) for text in texts]
     if body.get("encoding_format") == "base64":
-        packed = (struct.pack(f"<{DIMENSIONS}f", *values) for values in vectors)
+        packed = (struct.pack(f"<{dimensions}f", *values) for values in vectors)
         vectors = [base64.b64encode(data).decode() for data in packed]
     data = [
         {"object": "embedding", "index": index, "embedding": values}

@@ -10,6 +10,7 @@ from schemas.records import End
 from tests.support.openai_server import OpenAiServer, vector
 from tests.support.upstreams import Upstream, chat, upstream
 from workers.engine import EngineOutcome
+from workers.engines.upstream_http import ANSWER_BYTES_MAX
 
 STREAMED = [False, True]
 
@@ -259,6 +260,16 @@ def test_embeddings_of_a_batch_go_in_one_call(up: Upstream) -> None:
     assert [json.loads(o.output)["usage"]["total_tokens"] for o in outcomes] == [
         outcome.usage.input_tokens for outcome in outcomes
     ]
+
+
+def test_an_answer_for_several_may_be_larger_than_one_for_one(up: Upstream) -> None:
+    """Each part still has to fit into a record; the whole need not."""
+    texts = [{"input": [letter] * 1_000, "dimensions": 100} for letter in "xy"]
+    alone = [len(up.run(text).output) for text in texts]
+    assert max(alone) < ANSWER_BYTES_MAX < sum(alone)
+    before = len(up.server.seen)
+    assert [outcome.end for outcome in up.run_all(*texts)] == [End.SUCCEEDED] * 2
+    assert len(up.server.seen) == before + 1
 
 
 def test_embeddings_with_other_options_go_alone(up: Upstream) -> None:

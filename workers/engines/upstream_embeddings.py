@@ -53,7 +53,7 @@ def merged(calls: Sequence[Call]) -> Merged | None:
     if options is None or len(all_texts) > TEXTS_MAX:
         return None
     body = msgspec.json.encode({**options, "input": raw(all_texts)})
-    return Merged(Call(EMBEDDINGS, body), tuple(counts), tuple(sizes))
+    return Merged(Call(EMBEDDINGS, body, requests=len(calls)), tuple(counts), tuple(sizes))
 
 
 def taken_apart(together: Merged, output: bytes, usage: Usage) -> list[tuple[bytes, Usage]]:

@@ -34,6 +34,8 @@ from workers.engines.upstream_wire import Call
 
 #: An answer above this can't be stored: no record of the log holds it.
 ANSWER_BYTES_MAX = RECORD_BYTES_MAX
+#: One answer for several requests may be larger, but a slot's memory has an end.
+MERGED_BYTES_MAX = 32 * RECORD_BYTES_MAX
 #: A stream wraps each token into some 250 bytes: so much framing around the largest answer.
 STREAM_BYTES_MAX = 128 * RECORD_BYTES_MAX
 #: What is read of a refusal; its message is cut anyway.
@@ -185,7 +187,8 @@ class Server:
                 return self._unanswered(response)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 return self._read_stream(response, arriving, cancelled)
-            output = b"".join(_read(response, ANSWER_BYTES_MAX, arriving))
+            bytes_max = min(call.requests * ANSWER_BYTES_MAX, MERGED_BYTES_MAX)
+            output = b"".join(_read(response, bytes_max, arriving))
             arriving.size = 0  # what is whole and still no answer is no model's work
             usage = usage_of(answer_of(output, call.route))
             return Answered(output, usage or estimated(call.body, output, call.route))

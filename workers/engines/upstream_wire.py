@@ -22,11 +22,12 @@ Members = dict[str, msgspec.Raw]
 
 
 class Call(NamedTuple):
-    """One call: where to, what with, and whether the answer comes as a stream."""
+    """One call: where to, what with, whether the answer comes as a stream, and for how many."""
 
     route: str
     body: bytes
     is_stream: bool = False
+    requests: int = 1
 
 
 class BodyError(Exception):
