@@ -25,6 +25,9 @@ from schemas.log import Record
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cost, Finished, UsageSum, Window, WorkerRecord
 
+#: Sums kept decoded: those of the windows of now, of thousands of tenants, are fewer.
+DECODED_MAX = 100_000
+
 #: Stored sums of one pool: the record's key to its value.
 Stored = Mapping[bytes, bytes]
 
@@ -44,6 +47,7 @@ class Counting:
         self._stored = stored
         self._changed: dict[str, dict[bytes, UsageSum]] = {pool: {} for pool in stored}
         self._newest_ms: dict[tuple[str, int], int] = {}
+        self._decoded: dict[bytes, tuple[bytes, UsageSum]] = {}
 
     def take(self, pool: str, record: Record, now_ms: int) -> bool:
         """Count one record of `workers.<pool>`; False for one that finishes no batch.
@@ -98,16 +102,26 @@ class Counting:
 
     def _known(self, pool: str, key: bytes) -> UsageSum | None:
         """The sum so far: stored or changed since, whichever holds more."""
-        value = self._stored[pool].get(key)
-        changed = self._changed[pool].get(key)
-        if value is None:
-            return changed
-        stored = _decode(value)
-        return changed if changed is not None and changed.upto > stored.upto else stored
+        changed, stored = self._changed[pool].get(key), self._stored_sum(pool, key)
+        if changed is None or stored is None:
+            return changed or stored
+        return changed if changed.upto > stored.upto else stored
 
     def _is_news(self, pool: str, total: UsageSum, key: bytes) -> bool:
+        stored = self._stored_sum(pool, key)
+        return stored is None or stored.upto < total.upto
+
+    def _stored_sum(self, pool: str, key: bytes) -> UsageSum | None:
+        """Stored sum, decoded once as long as it stays the same value."""
         value = self._stored[pool].get(key)
-        return value is None or _decode(value).upto < total.upto
+        if value is None:
+            return None
+        known = self._decoded.get(key)
+        if known is None or known[0] is not value:
+            if len(self._decoded) >= DECODED_MAX:
+                self._decoded.clear()
+            known = self._decoded[key] = value, _decode(value)
+        return known[1]
 
     def _newest(self, pool: str, lane: int) -> int:
         """Latest time that the lane's records have come to; 0 for none."""

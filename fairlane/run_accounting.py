@@ -149,6 +149,8 @@ def _quiet_libraries(process: Process) -> None:
 
     process.notes.follow_logging()
     logging.getLogger().setLevel(logging.WARNING)
+    # It warns whenever a slice takes longer to store than the pause between two.
+    logging.getLogger("mode.timers").setLevel(logging.ERROR)
 
 
 def _end_after_stop(stop: threading.Event) -> None:

@@ -252,11 +252,17 @@ class Used(Struct, array_like=True, frozen=True):
         return self.succeeded + self.failed + self.cancelled + self.expired
 
     def __add__(self, other: "Used") -> "Used":
-        return Used(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
-
-
-def _fields(used: Used) -> tuple[int, ...]:
-    return tuple(getattr(used, name) for name in used.__struct_fields__)
+        return Used(
+            self.succeeded + other.succeeded,
+            self.failed + other.failed,
+            self.cancelled + other.cancelled,
+            self.expired + other.expired,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.service_ms + other.service_ms,
+        )
 
 
 class UsageSum(Struct, array_like=True, tag="usage_sum", frozen=True):
