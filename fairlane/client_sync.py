@@ -161,6 +161,28 @@ class Client:
             return self._thread
 
 
+class _Call(Generic[T]):
+    """A call on the loop that can be cancelled at any time, even before it began."""
+
+    def __init__(self, work: Callable[[AsyncClient], Awaitable[T]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+
+    async def on_loop(self, client: AsyncClient) -> T:
+        """Do it."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        return await self._work(client)
+
+    def cancel(self) -> None:
+        """End it; for the loop's thread."""
+        self._is_cancelled = True
+        if self._task:
+            self._task.cancel()
+
+
 class _LoopThread:
     """A thread with an event loop and a client on it."""
 
@@ -188,22 +210,20 @@ class _LoopThread:
 
     def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Do it on the loop and return what it returns."""
-
-        async def on_loop() -> T:
-            return await work(self.client)
-
-        coroutine = on_loop()
+        call = _Call(work)
+        coroutine = call.on_loop(self.client)
         try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError as error:
-            coroutine.close()
-            raise _closed() from error
-        try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
         except CancelledError as error:
             raise _closed() from error
+        except RuntimeError as error:
+            if not self.loop.is_closed():
+                raise
+            coroutine.close()
+            raise _closed() from error
         except BaseException:
-            future.cancel()
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(call.cancel)
             raise
 
     def tell(self, callback: Callable[[], object]) -> None:
