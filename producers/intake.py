@@ -7,7 +7,7 @@ the log.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -78,6 +78,9 @@ class Intake:
         """Hand in where each step is done."""
         self._publisher, self._keeper, self._index = publisher, keeper, index
         self._refusals, self._topics, self._clock = refusals, topics, clock
+        #: Many lines at once hold the event loop up, and Redis's answer with it, which then seems
+        #: to come too late: so while one call's are charged, the others' wait.
+        self._turn = asyncio.Lock()
         self.unindexed: dict[RequestName, Acceptance] = {}
 
     async def take(self, asked: Asked) -> Answer:
@@ -88,14 +91,11 @@ class Intake:
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer]:
         """Take many in, step by step; each has its own answer, in their order."""
-        named = [line for line in lines if line.is_named]
-        known = await asyncio.gather(*map(self._known, named))
-        answers = {line.name: answer for line, answer in zip(named, known, strict=True) if answer}
-        for step in (self._charge, self._publish):
-            left = [line for line in lines if line.name not in answers]
-            for line, answer in zip(left, await asyncio.gather(*map(step, left)), strict=True):
-                if answer:
-                    answers[line.name] = answer
+        answers: dict[RequestName, Answer] = {}
+        async with self._turn:
+            await _step(self._known, [line for line in lines if line.is_named], answers)
+            await _step(self._charge, lines, answers)
+        await _step(self._publish, lines, answers)
         return [answers[line.name] for line in lines]
 
     def another(self, tenant: str) -> Problem:
@@ -190,3 +190,15 @@ class Intake:
     def _remember(self, name: RequestName, acceptance: Acceptance) -> None:
         if len(self.unindexed) < UNINDEXED_MAX:
             self.unindexed[name] = acceptance
+
+
+async def _step(
+    step: Callable[[Asked], Awaitable[Answer | None]],
+    lines: Sequence[Asked],
+    answers: dict[RequestName, Answer],
+) -> None:
+    """One step of all that have no answer yet."""
+    left = [line for line in lines if line.name not in answers]
+    for line, answer in zip(left, await asyncio.gather(*map(step, left)), strict=True):
+        if answer:
+            answers[line.name] = answer

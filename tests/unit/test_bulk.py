@@ -336,7 +336,7 @@ def test_a_log_that_does_not_confirm_costs_one_time_out_and_each_line_its_503() 
             "the log did not confirm line 1 in time: this one was not tried"
         )
         assert verdicts[-1]["retry_after_s"] == 1
-        publisher._producer = healthy
+        publisher._producer, publisher._timeout_s = healthy, 60
         again = await send(opened, *lines)
         assert {verdict["status"] for verdict in again} == {202}
         for number, report in enumerate(producer.reports):

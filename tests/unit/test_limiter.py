@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from adapters.memory import MemoryLog
-from adapters.redis import EMBEDDED, Gather, RedisIndex, RedisLimits, connect
+from adapters.redis import EMBEDDED, Gather, RedisIndex, RedisLimits, _answered, connect
 from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
 from schemas.front import (
     CHARGE_TTL_MS,
@@ -258,6 +258,29 @@ def test_what_waits_behind_a_gathered_call_that_fails_fails_with_it() -> None:
         answers = await asyncio.gather(*map(gather, range(9)), return_exceptions=True)
         assert all(isinstance(answer, StoreDownError) for answer in answers)
         assert calls == [[0, 1]]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_is_there_counts_even_when_the_loop_was_busy_for_too_long() -> None:
+    async def some_turns() -> int:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return 7
+
+    async def never() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(1)
+
+    ended: list[int] = []
+
+    async def scenario() -> None:
+        assert await _answered(some_turns(), timeout_s=0) == 7
+        with pytest.raises(StoreDownError, match="no answer within 0 s"):
+            await _answered(never(), timeout_s=0)
+        assert ended == [1]
 
     asyncio.run(scenario())
 
