@@ -36,7 +36,7 @@ OUTSTANDING_MAX = 1_000
 #: Tenants of an embedded run: they become a policy, which is one record.
 TENANTS_MAX = 1_000
 #: Results of an embedded run that ended and were not asked for yet.
-INDEX_BYTES = 32 << 20
+INDEX_BYTES = 16 << 20
 #: Batches that run at once: one more than the engine works on, so that it never waits.
 SLOTS = 2
 

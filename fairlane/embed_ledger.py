@@ -26,7 +26,7 @@ SEEN_FILE = ".seen.sqlite"
 APPLICATION_ID = 0x464C454D
 VERSION = 1
 #: Memory for pages of the ledger; it stays this small however many rows there are.
-CACHE_KIB = 16_384
+CACHE_KIB = 8_192
 #: Names in one question; SQLite takes 32,766, older ones 999.
 IDS_MAX = 900
 

@@ -27,6 +27,8 @@ except ImportError as error:
 BATCH_ROWS = 1_000
 #: A row group's columns are read in pieces of this size, not whole.
 READ_BYTES = 1 << 20
+#: Rows of a shard's row groups: encoding holds one, and a reader may skip the others.
+GROUP_ROWS = 2_000
 FLOAT_BYTES = 4
 #: Columns whose values repeat.
 _REPEATED = ["tenant", "model", "model_sha256"]
@@ -101,10 +103,14 @@ class ParquetSource:
 def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> int:
     """Write a shard whole or not at all; returns its size in bytes. `rows` has at least one."""
     temporary = path.with_name(f".{path.name}.tmp")
-    table = _table(rows, has_tenant=has_tenant)
-    repeated = [name for name in _REPEATED if name in table.column_names]
+    schema = _schema(len(rows[0].vector) // FLOAT_BYTES, has_tenant=has_tenant)
+    repeated = [name for name in _REPEATED if name in schema.names]
     with temporary.open("wb") as file:
-        pq.write_table(table, file, use_dictionary=repeated, write_statistics=["id"])
+        with pq.ParquetWriter(
+            file, schema, use_dictionary=repeated, write_statistics=["id"]
+        ) as writer:
+            for at in range(0, len(rows), GROUP_ROWS):
+                writer.write_batch(_batch(rows[at : at + GROUP_ROWS], schema))
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
@@ -113,23 +119,31 @@ def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> i
     return size
 
 
-def _table(rows: Sequence[Embedding], *, has_tenant: bool) -> Any:
-    dimensions = len(rows[0].vector) // FLOAT_BYTES
-    count = len(rows) * dimensions
+def _schema(dimensions: int, *, has_tenant: bool) -> Any:
+    text = pa.string()
+    vector = pa.list_(pa.float32(), dimensions)
+    columns = [("id", text), ("tenant", text), ("vector", vector), ("model", text)]
+    columns += [("model_sha256", text), ("text_sha256", text)]
+    return pa.schema([column for column in columns if has_tenant or column[0] != "tenant"])
+
+
+def _batch(rows: Sequence[Embedding], schema: Any) -> Any:
+    kind = schema.field("vector").type
     floats = pa.py_buffer(b"".join([row.vector for row in rows]))
-    flat = pa.Array.from_buffers(pa.float32(), count, [None, floats])
-    columns = {"id": pa.array([row.id for row in rows], pa.string())}
-    if has_tenant:
-        columns["tenant"] = pa.array([row.tenant for row in rows], pa.string())
-    return pa.table(
-        columns
-        | {
-            "vector": pa.FixedSizeListArray.from_arrays(flat, dimensions),
-            "model": pa.array([row.model for row in rows], pa.string()),
-            "model_sha256": pa.array([row.model_sha256 for row in rows], pa.string()),
-            "text_sha256": pa.array([row.text_sha256.hex() for row in rows], pa.string()),
-        }
-    )
+    flat = pa.Array.from_buffers(pa.float32(), len(rows) * kind.list_size, [None, floats])
+    columns = {
+        "id": [row.id for row in rows],
+        "tenant": [row.tenant for row in rows],
+        "vector": pa.FixedSizeListArray.from_arrays(flat, type=kind),
+        "model": [row.model for row in rows],
+        "model_sha256": [row.model_sha256 for row in rows],
+        "text_sha256": [row.text_sha256.hex() for row in rows],
+    }
+    arrays = [
+        columns[name] if name == "vector" else pa.array(columns[name], pa.string())
+        for name in schema.names
+    ]
+    return pa.record_batch(arrays, schema=schema)
 
 
 def read_shard(path: Path) -> Iterator[Embedding]:

@@ -26,7 +26,7 @@ from workers.names import LaneNames
 #: Requests of a partition that ended and are kept only for a recovery.
 REQUEST_BYTES = 8 << 20
 #: Results that were indexed and may still be read.
-RESULT_BYTES = 16 << 20
+RESULT_BYTES = 8 << 20
 #: Refusals and dead letters: nobody reads them but a person.
 TOLD_BYTES = 1 << 20
 
