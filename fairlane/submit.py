@@ -13,10 +13,8 @@ Exit codes: 0 all done, 1 some lines failed, 2 it can't begin, 3 not finished (r
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from random import Random
 from typing import Annotated, Any
 
 import httpx
@@ -35,16 +33,23 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from fairlane.client import DEFAULT_URL, KEY_VARIABLE
+from fairlane.client_calls import ROUTE
 from fairlane.errors import FairlaneError
+from fairlane.patience import (
+    GivenUpError,
+    Pacer,
+    Tries,
+    backoff_s,
+    document_of,
+    patiently,
+)
 from fairlane.submit_files import Ledger, Line, Sent, read_digest, read_lines
 
 EXIT_DONE = 0
 EXIT_SOME_FAILED = 1
 EXIT_UNFINISHED = 3
 
-DEFAULT_URL = "http://127.0.0.1:8080"
-KEY_VARIABLE = "FAIRLANE_KEY"
-ROUTE = "/v1/requests"
 #: Connections at once; an ingress is not made faster by more.
 CONCURRENCY_DEFAULT = 32
 CONCURRENCY_MAX = 256
@@ -54,46 +59,18 @@ OUTSTANDING_MAX = 20_000
 POLL_S = 5
 #: Longer than a long poll and a publish in doubt together.
 HTTP_TIMEOUT_S = 30.0
-#: Without an answer or a Retry-After: the first pause, doubled up to the last.
-BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: A pause is lengthened by up to this share and a second: so that not all come back at once.
-JITTER = 0.1
 #: Failures of one line in a row (no answer, or 5xx) until the run stops, about five minutes.
 TRIES_MAX = 15
 #: A request that was accepted and can't be found: its index entry may be on its way, and comes
 #: within minutes; looked for that often, each time after a longer pause.
 MISSES_MAX = 10
 
-Sleep = Callable[[float], Awaitable[None]]
-
 
 class StopRunError(Exception):
     """The run can't go on; what is left is done by running it again."""
 
 
-@dataclass
-class Pacer:
-    """When senders may send again; `sleep` and `random` are handed in by tests."""
-
-    sleep: Sleep = asyncio.sleep
-    random: Random = field(default_factory=Random)
-    until_s: float = 0.0
-
-    async def wait(self) -> None:
-        """Wait until nobody has to pause any more."""
-        loop = asyncio.get_running_loop()
-        while (pause_s := self.until_s - loop.time()) > 0:
-            before = self.until_s
-            await self.sleep(pause_s + self.random.uniform(0, 1 + JITTER * pause_s))
-            if self.until_s == before:
-                return
-
-    def pause(self, pause_s: float) -> None:
-        """Let all senders pause for so long from now."""
-        self.until_s = max(self.until_s, asyncio.get_running_loop().time() + pause_s)
-
-
-class Submission:
+class FileRun:
     """One run over one file."""
 
     def __init__(
@@ -157,7 +134,7 @@ class Submission:
         answer = await self._patiently(
             lambda: self._http.post(ROUTE, content=line.body, headers=headers)
         )
-        document = _document(answer)
+        document = document_of(answer)
         if answer.status_code == httpx.codes.ACCEPTED:
             request_id = str(document["id"])
             self._ledger.accept(line.number, request_id)
@@ -204,10 +181,10 @@ class Submission:
                     f"line {sent.number}: {sent.id} is not found in {MISSES_MAX} tries: was it "
                     "sent with another tenant's key, or is it not indexed yet?"
                 )
-            await self._pacer.sleep(min(BACKOFF_S * 2**misses, BACKOFF_S_MAX))
+            await self._pacer.sleep(backoff_s(misses))
             self._fetch.put_nowait((sent, misses + 1))
             return False
-        detail = _document(answer).get("detail") or f"HTTP {answer.status_code}"
+        detail = document_of(answer).get("detail") or f"HTTP {answer.status_code}"
         self._fail(sent.number, {"error": f"line {sent.number}: {detail}", "id": sent.id})
         return True
 
@@ -217,40 +194,13 @@ class Submission:
 
     async def _patiently(self, call: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
         """Repeat a call until it has an answer that will stay the same."""
-        backoff_s, tries = BACKOFF_S, 0
-        while True:
-            await self._pacer.wait()
-            try:
-                answer = await call()
-            except httpx.TransportError as error:
-                trouble, pause_s = f"{error or type(error).__name__}", 0.0
-            else:
-                if answer.status_code == httpx.codes.UNAUTHORIZED:
-                    raise StopRunError(f"the key is refused: {_document(answer).get('detail')}")
-                is_limit = answer.status_code == httpx.codes.TOO_MANY_REQUESTS
-                if not is_limit and not httpx.codes.is_server_error(answer.status_code):
-                    return answer
-                pause_s = _retry_after_s(answer)
-                tries = -1 if is_limit else tries  # a limit is no failure: wait as long as told
-                trouble = f"HTTP {answer.status_code}: {_document(answer).get('detail', '')}"
-            tries += 1
-            if tries >= TRIES_MAX:
-                raise StopRunError(f"given up after {tries} tries: {trouble}")
-            self._pacer.pause(pause_s or backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
-
-
-def _document(answer: httpx.Response) -> dict[str, Any]:
-    try:
-        document = answer.json()
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _retry_after_s(answer: httpx.Response) -> float:
-    value = answer.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else 0.0
+        try:
+            answer = await patiently(call, self._pacer, Tries(TRIES_MAX))
+        except GivenUpError as error:
+            raise StopRunError(f"given up after {TRIES_MAX} tries: {error}") from error
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise StopRunError(f"the key is refused: {document_of(answer).get('detail')}")
+        return answer
 
 
 class _Rate(ProgressColumn):
@@ -289,7 +239,7 @@ async def _run(
             closing(read_lines(path, digest.hex)) as lines,
         ):
             task = progress.add_task(path.name, total=digest.lines, completed=len(ledger.ended))
-            submission = Submission(
+            submission = FileRun(
                 http,
                 ledger,
                 chain(unfetched if out else (), lines),

@@ -156,7 +156,7 @@ def test_after_its_patience_it_tells_what_is_known_of_a_request_in_doubt() -> No
             began = now()
             with pytest.raises(RefusedError) as caught:
                 await opened.submit("embed", 1)
-            assert 50 < now() - began <= 60
+            assert 50 < now() - began <= 62  # the last pause has jitter on top
         error = caught.value
         assert (error.id, error.reason, error.retry) == ("req_7", "in_doubt", "same_id")
         assert error.idempotency_key == service.calls[0].headers["idempotency-key"]

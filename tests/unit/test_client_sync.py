@@ -135,14 +135,12 @@ def test_a_closed_client_says_so_also_to_who_waits() -> None:
 
 def test_an_interrupt_ends_the_call_on_the_loop_too() -> None:
     def interrupt(request: httpx.Request) -> httpx.Response:
-        signal.pthread_kill(main, signal.SIGUSR1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         raise httpx.ConnectError("no answer", request=request)
 
     def handler(*_: object) -> None:
         raise KeyboardInterrupt
 
-    main = threading.main_thread().ident
-    assert main is not None
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         transport = httpx.MockTransport(interrupt)
