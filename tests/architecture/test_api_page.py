@@ -1,0 +1,63 @@
+"""docs/api.md says what the code does: routes, fields, reasons, limits."""
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.routing import Route
+
+from producers.app import build_app
+from producers.bulk import BULK_BYTES_MAX, BULK_LINES_MAX, CALLS_MAX, CALLS_PER_TENANT_MAX
+from producers.core import ids
+from producers.core.lines import KEY_FIELD
+from producers.core.submission import FIELDS
+from producers.ingress import WAIT_S_MAX
+from schemas.reasons import TABLE
+from schemas.records import PRIORITY_DEFAULT, PRIORITY_MAX, End
+
+PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+
+
+def section(title: str) -> str:
+    """A section of the page, without those behind it."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_each_route_is_on_the_page_and_each_one_there_exists() -> None:
+    app = build_app(cast("Any", None))
+    routes = {
+        f"{method} {route.path}"
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert set(re.findall(r"^\| `([A-Z]+ [^`]+)` \|", PAGE, re.MULTILINE)) == routes
+    titles = set(re.findall(r"^## ([A-Z]+ /\S+)$", PAGE, re.MULTILINE))
+    assert titles == {route for route in routes if "/v1/" in route}
+
+
+def test_each_reason_stands_there_as_the_table_of_the_code_has_it() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    expected = [
+        (reason.value, str(advice.status), advice.retry.value, advice.text)
+        for reason, advice in TABLE.items()
+    ]
+    assert rows == expected
+
+
+def test_the_fields_of_a_request_are_all_there() -> None:
+    fields = re.findall(r"^\| `(\w+)` \|", section("POST /v1/requests"), re.MULTILINE)
+    assert tuple(fields) == FIELDS
+    assert f"`{KEY_FIELD}`" in section("POST /v1/requests:bulk")
+    for end in End:
+        assert f"`{end.value}`" in section("GET /v1/requests/{id}")
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    bulk = section("POST /v1/requests:bulk")
+    assert f"Up to {BULK_BYTES_MAX:,} bytes and {BULK_LINES_MAX:,} lines" in bulk
+    assert f"{CALLS_PER_TENANT_MAX} calls of a tenant and {CALLS_MAX} of an ingress" in bulk
+    single = section("POST /v1/requests")
+    assert f"0, the most urgent, to {PRIORITY_MAX}; default {PRIORITY_DEFAULT}" in single
+    assert f"1 to {ids.KEY_CHARS_MAX} visible ASCII characters" in single
+    assert f"(at most {WAIT_S_MAX:g})" in section("GET /v1/requests/{id}")
