@@ -28,8 +28,8 @@ from accounting.ports import Clock, Meter, Notes
 from accounting.table import SumTable
 from schemas.codec import DecodeError, encode
 from schemas.log import Record
-from schemas.records import Cost
 from schemas.topics import Topics, bucket
+from schemas.usage import Cost
 
 #: A slice is stored after so many records or so long, whichever comes first. Longer slices
 #: write a sum less often; shorter ones show it earlier.

@@ -23,7 +23,8 @@ from accounting.core.sums import (
 from schemas.codec import DecodeError, decode_bytes, decode_value
 from schemas.log import Record
 from schemas.reasons import Reason
-from schemas.records import VERSION, Cost, Finished, UsageSum, Window, WorkerRecord
+from schemas.records import VERSION, Finished, WorkerRecord
+from schemas.usage import Cost, UsageSum, Window
 
 #: Sums kept decoded: those of the windows of now, of thousands of tenants, are fewer.
 DECODED_MAX = 100_000

@@ -8,7 +8,8 @@ by minute is compared with a recount of the topic `results`, which the accountin
 reads: tokens of each tenant, endpoint and minute.
 
 `aborted_seen` are records of workers that stand in the log and were never committed: what
-must not be counted. `caught_up_s` is from the last result to the last batch counted.
+must not be counted; one is written after each kill. `caught_up_s` is from the last result
+to the last batch counted.
 `batches_per_s` is how fast a stopped accounting works off a heap of batches of 32 requests
 of four tenants when it starts again, its start included.
 
@@ -34,13 +35,25 @@ from schemas.codec import decode_header, encode
 from schemas.records import VERSION, End, Finished, Outcome, Result, Usage
 
 #: How long the accounting may take to catch up before the run is given up.
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 WORKERS = tuple(name for name in PROCESSES if name.startswith("worker"))
 #: Batches of the heap, and how many of them a transaction writes.
 HEAP_BATCHES = 10_000
 HEAP_TRANSACTION = 100
 
 Key = tuple[str, str, int]
+
+
+def abort_a_batch(deployment: Deployment, chance: random.Random) -> None:
+    """Write a finished batch that is aborted, as a holder of a lane does that fails."""
+    producer = deployment.log.transactional("bench.aborted")
+    producer.init()
+    producer.begin()
+    outcome = Outcome(1, End.SUCCEEDED, Usage(1_000, 1_000, 0, 0, 1_000))
+    said = Finished(VERSION, 1, (outcome,), ("acme",), ("embed",), int(time.time() * 1000))
+    producer.send(deployment.topics.workers("embed"), chance.randrange(4), encode(said))
+    producer.abort()
+    producer.close()
 
 
 def kill_in_turn(deployment: Deployment, flow: Flow, kills: int, chance: random.Random) -> int:
@@ -51,6 +64,7 @@ def kill_in_turn(deployment: Deployment, flow: Flow, kills: int, chance: random.
         name = chance.choice(WORKERS) if number % 2 else "accounting-0"
         deployment.kill(name)
         deployment.start(name)
+        abort_a_batch(deployment, chance)
         print(f"killed {name}", file=sys.stderr)
     return kills
 

@@ -12,7 +12,7 @@ from accounting.core.windows import bounds
 from fairlane.errors import FairlaneError
 from fairlane.usage_read import read, rows
 from fairlane.usage_show import Report, as_csv, as_json, print_table, remarks
-from schemas.records import Window
+from schemas.usage import Window
 
 #: Kinds of windows that are asked for by name.
 KINDS = (Window.MINUTE, Window.HOUR, Window.DAY, Window.MONTH)

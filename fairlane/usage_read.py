@@ -11,8 +11,9 @@ from accounting.core.windows import bounds
 from accounting.names import group
 from schemas.codec import DecodeError, decode_value
 from schemas.log import Log, Partition, Reader, Record, UnavailableError
-from schemas.records import Finished, UsageSum, Used, Window, WorkerRecord
+from schemas.records import Finished, WorkerRecord
 from schemas.topics import Topics
+from schemas.usage import UsageSum, Used, Window
 
 _POLL_RECORDS = 10_000
 _POLL_SECONDS = 0.5

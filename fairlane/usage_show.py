@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from fairlane.usage_read import Behind, Row
-from schemas.records import Used, Window
+from schemas.usage import Used, Window
 
 #: Where a window's start is cut for people: a day needs no time, a month no day.
 _FORMATS = {Window.DAY: "%Y-%m-%d", Window.MONTH: "%Y-%m"}

@@ -24,7 +24,6 @@ from schemas.records import (
     BatchCancel,
     Cancel,
     Chain,
-    Cost,
     Dead,
     Decision,
     Finished,
@@ -35,8 +34,8 @@ from schemas.records import (
     Seen,
     SnapshotChunk,
     Started,
-    UsageSum,
 )
+from schemas.usage import Cost, UsageSum
 
 HEADER = "fairlane"
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from accounting.core.windows import DAY_MS, bounds
-from schemas.records import VERSION, End, Finished, Outcome, UsageSum, Used, Window
+from schemas.records import VERSION, End, Finished, Outcome
+from schemas.usage import UsageSum, Used, Window
 
 #: A window that ended this long before the latest time of its lane is late when it grows.
 GRACE_MS = 60_000

@@ -9,7 +9,7 @@ in March, so that the leap day is a year's last.
 
 from typing import NamedTuple
 
-from schemas.records import Window
+from schemas.usage import Window
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

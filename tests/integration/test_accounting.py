@@ -15,8 +15,9 @@ from fairlane.stack import Stack
 from fairlane.usage_read import read
 from schemas.codec import encode
 from schemas.log import Commit, Log, LogError
-from schemas.records import VERSION, Finished, HandedBack, Started, UsageSum, Window
+from schemas.records import VERSION, Finished, HandedBack, Started
 from schemas.topics import Topics
+from schemas.usage import UsageSum, Window
 from tests.support.accounting import (
     BEFORE_MIDNIGHT_MS,
     Lane,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from accounting.counting import Counting
 from schemas.codec import decode_bytes, encode
-from schemas.records import Finished, UsageSum, Window
+from schemas.records import Finished
+from schemas.usage import UsageSum, Window
 from tests.support.accounting import BEFORE_MIDNIGHT_MS, expected, finished, record, tokens
 
 WHOSE = st.lists(

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accounting.core.windows import bounds
-from schemas.records import Window
+from schemas.usage import Window
 from tests.support.accounting import BEFORE_MIDNIGHT_MS, window_start_ms
 
 #: Years 1970 to 9000: beyond, the oracle ends.

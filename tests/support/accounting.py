@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from schemas.codec import encode
 from schemas.log import Log, Record, TransactionalProducer
 from schemas.policy import Endpoint, Policy, Pool, Tenant, Tier
-from schemas.records import VERSION, End, Finished, Outcome, Usage, UsageSum, Window
+from schemas.records import VERSION, End, Finished, Outcome, Usage
 from schemas.topics import Topics
+from schemas.usage import UsageSum, Window
 
 #: 2026-03-31T23:59:30Z, half a minute before a new minute, hour, day and month.
 BEFORE_MIDNIGHT_MS = 1_775_001_570_000

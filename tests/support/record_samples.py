@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from schemas import records
+from schemas import records, usage
 from schemas.records import (
     ApiKey,
     Arrived,
@@ -11,7 +11,6 @@ from schemas.records import (
     Cancel,
     Chain,
     ControlSaid,
-    Cost,
     Dead,
     Decision,
     End,
@@ -34,11 +33,9 @@ from schemas.records import (
     Started,
     TopicMet,
     Usage,
-    UsageSum,
-    Used,
-    Window,
     WorkerSaid,
 )
+from schemas.usage import Cost, UsageSum, Used, Window
 
 _USAGE = Usage(7, 5, 3, 2, 41, 13)
 _ITEM = Item(
@@ -107,7 +104,7 @@ def kinds_in_schema() -> set[str]:
     """Tags of all records that carry a version: those that stand on a topic by themselves."""
     return {
         str(kind.__struct_config__.tag)
-        for kind in vars(records).values()
+        for kind in [*vars(records).values(), *vars(usage).values()]
         if isinstance(kind, type)
         and issubclass(kind, Struct)
         and kind is not Struct

@@ -6,19 +6,8 @@ from accounting.core.sums import GRACE_MS, KEPT_MS
 from accounting.core.windows import DAY_MS, MINUTE_MS
 from accounting.counting import Counting
 from schemas.codec import DecodeError, decode_bytes, encode
-from schemas.records import (
-    VERSION,
-    End,
-    Finished,
-    HandedBack,
-    Outcome,
-    Seen,
-    Started,
-    Usage,
-    UsageSum,
-    Used,
-    Window,
-)
+from schemas.records import VERSION, End, Finished, HandedBack, Outcome, Seen, Started, Usage
+from schemas.usage import UsageSum, Used, Window
 from tests.support.accounting import BEFORE_MIDNIGHT_MS, finished, record
 
 NOW_MS = BEFORE_MIDNIGHT_MS + 100 * DAY_MS

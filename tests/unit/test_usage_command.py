@@ -17,8 +17,9 @@ from fairlane.usage_read import Behind, Row, read, rows
 from fairlane.usage_show import Report, as_csv, as_json, print_table, remarks
 from schemas.codec import encode
 from schemas.log import Commit
-from schemas.records import VERSION, Seen, UsageSum, Used, Window
+from schemas.records import VERSION, Seen
 from schemas.topics import Topics
+from schemas.usage import UsageSum, Used, Window
 from tests.support.accounting import BEFORE_MIDNIGHT_MS, finished, policy
 from tests.support.lanes import ManualClock
 
