@@ -51,7 +51,13 @@ def abort_a_batch(deployment: Deployment, chance: random.Random) -> None:
     producer.begin()
     outcome = Outcome(1, End.SUCCEEDED, Usage(1_000, 1_000, 0, 0, 1_000))
     said = Finished(VERSION, 1, (outcome,), ("acme",), ("embed",), int(time.time() * 1000))
-    producer.send(deployment.topics.workers("embed"), chance.randrange(4), encode(said))
+    partition = deployment.topics.workers("embed"), chance.randrange(4)
+    everything = deployment.log.reader(committed_only=False)
+    before = everything.bounds(partition).end
+    producer.send(*partition, encode(said))
+    while everything.bounds(partition).end == before:  # else an abort would drop it unwritten
+        time.sleep(0.01)
+    everything.close()
     producer.abort()
     producer.close()
 

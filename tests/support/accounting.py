@@ -10,6 +10,7 @@ from schemas.policy import Endpoint, Policy, Pool, Tenant, Tier
 from schemas.records import VERSION, End, Finished, Outcome, Usage
 from schemas.topics import Topics
 from schemas.usage import UsageSum, Window
+from tests.support.processes import until
 
 #: 2026-03-31T23:59:30Z, half a minute before a new minute, hour, day and month.
 BEFORE_MIDNIGHT_MS = 1_775_001_570_000
@@ -48,10 +49,14 @@ def window_start_ms(window: Window, time_ms: int) -> int:
     """Start of a window by the standard library's calendar: the oracle."""
     if window is Window.ALL:
         return 0
-    moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=0)
-    parts = {Window.MINUTE: 5, Window.HOUR: 4, Window.DAY: 3, Window.MONTH: 2}[window]
-    start = datetime(*(*moment.timetuple()[:parts], 1)[: max(parts, 3)], tzinfo=UTC)
-    return int(start.timestamp()) * 1000
+    moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(second=0)
+    if window is not Window.MINUTE:
+        moment = moment.replace(minute=0)
+    if window in {Window.DAY, Window.MONTH}:
+        moment = moment.replace(hour=0)
+    if window is Window.MONTH:
+        moment = moment.replace(day=1)
+    return int(moment.timestamp()) * 1000
 
 
 def expected(batches: Iterable[Finished], windows: Iterable[Window]) -> Counter[tuple[object, ...]]:
@@ -83,16 +88,23 @@ class Lane:
         self.topic, self.lane = topics.workers(pool), lane
         self._producer: TransactionalProducer = log.transactional(f"{topics.prefix}.{pool}.{lane}")
         self._producer.init()
+        self._everything = log.reader(committed_only=False)
 
     def say(self, *values: bytes, is_committed: bool = True) -> None:
-        """Write records in one transaction, and commit or abort it."""
+        """Write records in one transaction, and commit it; or abort it when they are written."""
+        before = self._end()
         self._producer.begin()
         for value in values:
             self._producer.send(self.topic, self.lane, value)
         if is_committed:
             self._producer.commit()
-        else:
-            self._producer.abort()
+            return
+        # What is not sent yet when a transaction is aborted never comes to the log.
+        until(lambda: self._end() >= before + len(values), "what will be aborted is in the log")
+        self._producer.abort()
+
+    def _end(self) -> int:
+        return self._everything.bounds((self.topic, self.lane)).end
 
     def finish(self, *batches: Finished, is_committed: bool = True) -> None:
         """Write finished batches, each in a transaction of its own."""
@@ -100,4 +112,5 @@ class Lane:
             self.say(encode(batch), is_committed=is_committed)
 
     def close(self) -> None:
+        self._everything.close()
         self._producer.close()
