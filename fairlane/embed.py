@@ -20,7 +20,7 @@ from fairlane import engines
 from fairlane.client import KEY_VARIABLE
 from fairlane.embed_doors import TENANT_DEFAULT, Here, There, tenant_keys
 from fairlane.embed_groups import ROWS_MAX
-from fairlane.embed_ledger import Ledger
+from fairlane.embed_ledger import SHARD_ROWS, SHARD_ROWS_MAX, Ledger
 from fairlane.embed_run import FAILED_FILE, Run, Show, StopRunError, Wishes
 from fairlane.embed_show import PlainShow, TerminalShow
 from fairlane.embed_source import FORMATS, Columns, Source, open_source, tenants_of
@@ -75,6 +75,9 @@ def parser() -> argparse.ArgumentParser:
         "--rows-per-request", type=_rows, default=0, help="default: as many as fit well, up to 32"
     )
     made.add_argument(
+        "--shard-rows", type=_shard_rows, default=SHARD_ROWS, help="rows of a file (default: 10000)"
+    )
+    made.add_argument(
         "--prune", action="store_true", help="drop rows that left SOURCE (default: keep them)"
     )
     real = made.add_argument_group("with a deployment")
@@ -116,7 +119,7 @@ async def _embed(given: argparse.Namespace) -> int:
     with _show(given.source.name) as show:
         async with _doors(given, source) as doors:
             with closing(Ledger(given.out)) as ledger:
-                sink = Sink(ledger, has_tenant=has_tenant)
+                sink = Sink(ledger, has_tenant=has_tenant, shard_rows=given.shard_rows)
                 run = Run(source, ledger, sink, doors, wishes, show)
                 return await _run(run, show, given.out, has_tenant=has_tenant)
 
@@ -184,6 +187,10 @@ def _outstanding(text: str) -> int:
 
 def _rows(text: str) -> int:
     return _number(text, 0, ROWS_MAX)
+
+
+def _shard_rows(text: str) -> int:
+    return _number(text, 1, SHARD_ROWS_MAX)
 
 
 def _priority(text: str) -> int:

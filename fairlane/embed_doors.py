@@ -36,13 +36,14 @@ class There:
     """An ingress at an address. `keys` are by tenant, `key` is for a source without tenants."""
 
     def __init__(self, url: str, key: str | None, keys: Mapping[str, str] | None) -> None:
-        """`keys` None: the source has no tenants. Raises FairlaneError without any key."""
+        """`keys` None: the source has no tenants. Raises FairlaneError: no key, or no address."""
         self._url, self._key, self._keys = url, key, keys
         self._clients: dict[str, AsyncClient] = {}
         if keys is not None and not keys:
             raise FairlaneError(
                 f"no key of any tenant: give --tenant-key NAME=KEY or set {_VARIABLE_PREFIX}<NAME>"
             )
+        self.probe()
 
     def probe(self) -> AsyncClient:
         """A client of the first tenant whose key is known."""

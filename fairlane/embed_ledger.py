@@ -25,6 +25,10 @@ SEEN_FILE = ".seen.sqlite"
 #: Marks an SQLite file as a ledger: "FLEM".
 APPLICATION_ID = 0x464C454D
 VERSION = 1
+#: Rows of a shard: what a kill may cost, and what is held in memory.
+SHARD_ROWS = 10_000
+#: Far above any use: files are then limited by the bytes of their vectors (fairlane.embed_sink).
+SHARD_ROWS_MAX = 100_000
 #: Memory for pages of the ledger; it stays this small however many rows there are.
 CACHE_KIB = 8_192
 #: Names in one question; SQLite takes 32,766, older ones 999.

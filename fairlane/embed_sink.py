@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fairlane.embed_groups import Embedding
-from fairlane.embed_ledger import Ledger, Model, Shard, shard_name
+from fairlane.embed_ledger import SHARD_ROWS, Ledger, Model, Shard, shard_name
 from fairlane.embed_parquet import read_shard, sync_folder, write_shard
 from fairlane.errors import FairlaneError
 
-#: Rows of a shard: what a kill may cost, and what is held in memory ...
-SHARD_ROWS = 10_000
-#: ... unless the vectors of fewer take as much as this ...
+#: A shard has fewer rows than SHARD_ROWS when their vectors take as much as this ...
 SHARD_BYTES = 32 << 20
-#: ... or slow engines have worked on it for this long.
+#: ... or when slow engines have worked on it for this long.
 SHARD_S = 60.0
 
 _OURS = re.compile(r"\.?shard-\d{6,}\.parquet(\.tmp)?")

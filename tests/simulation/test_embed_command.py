@@ -1,0 +1,170 @@
+"""`fairlane embed` as a user runs it: killed twice, run again, changed, wrong from the start."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fairlane.__main__ import run as fairlane
+from fairlane.embed_doors import tenant_keys
+from fairlane.embed_run import FAILED_FILE
+from fairlane.embed_show import LINE_S, PlainShow
+from fairlane.errors import FairlaneError
+from tests.support.processes import DEADLINE_S
+from tests.support.vectors import by_id
+
+ENGINE = ["--engine", "simulated", "--dimensions", "8", "--fixed-ms", "1", "--per-token-us", "0"]
+
+#: Many shards of a small corpus.
+SMALL = ["--tenant-column", "who", "--shard-rows", "300"]
+
+
+def corpus(path: Path, rows: int, **changed: str) -> Path:
+    with path.open("w") as file:
+        for number in range(rows):
+            text = changed.get(f"doc{number}", f"text {number}")
+            row = {"id": f"doc{number}", "text": text, "who": f"t{number % 3}"}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def embed(source: Path, out: Path, *options: str) -> int:
+    return fairlane(["embed", str(source), "--out", str(out), *ENGINE, *options])
+
+
+def kill_when_a_shard_is_there(source: Path, out: Path, shards: int) -> None:
+    """Run the command in a process of its own and kill -9 it in the middle."""
+    command = [sys.executable, "-m", "fairlane", "embed", str(source), "--out", str(out), *ENGINE]
+    env = {**os.environ, "PYTHONWARNINGS": "default"}
+    process = subprocess.Popen([*command, *SMALL], env=env)
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(list(out.glob("shard-*.parquet"))) < shards:
+            assert process.poll() is None, "it ended before it was killed"
+            assert time.monotonic() < deadline, "no shard comes"
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+def test_killed_twice_and_run_again_each_row_is_there_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = 3_000
+    source, out = corpus(tmp_path / "c.jsonl", rows), tmp_path / "out"
+    kill_when_a_shard_is_there(source, out, 1)
+    kill_when_a_shard_is_there(source, out, 2)
+    assert embed(source, out, *SMALL) == 0
+    found = by_id(out)
+    assert found.keys() == {f"doc{number}" for number in range(rows)}
+    assert all(row["tenant"] == f"t{int(row_id[3:]) % 3}" for row_id, row in found.items())
+    said = capsys.readouterr().err
+    assert "unchanged" in said
+    assert f"{rows:,} embedded" not in said  # what the killed runs wrote was kept
+
+
+def test_a_second_run_does_nothing_and_a_change_is_embedded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = corpus(tmp_path / "c.jsonl", 200), tmp_path / "out"
+    assert embed(source, out) == 0
+    before = by_id(out)
+    assert embed(source, out) == 0
+    assert "0 embedded, 200 unchanged" in capsys.readouterr().err
+    assert by_id(out) == before
+    assert embed(corpus(source, 200, doc7="changed"), out) == 0
+    assert "1 embedded, 199 unchanged" in capsys.readouterr().err
+    after = by_id(out)
+    assert after.pop("doc7") != before.pop("doc7")
+    assert after == before
+
+
+def test_failed_rows_stand_in_a_file_and_in_the_exit_code(tmp_path: Path) -> None:
+    source, out = corpus(tmp_path / "c.jsonl", 20), tmp_path / "out"
+    with source.open("a") as file:
+        file.write('{broken\n{"id": "doc3", "text": "again"}\n')
+    assert embed(source, out) == 1
+    lines = [json.loads(line) for line in (out / FAILED_FILE).read_text().splitlines()]
+    assert [(line["id"], line["row"], line["reason"]) for line in lines] == [
+        ("21", 21, "unreadable"),
+        ("doc3", 22, "duplicate_id"),
+    ]
+    assert len(by_id(out)) == 20
+
+
+def test_parquet_and_text_go_the_same_way(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [5, 6], "words": ["a", "b"]}), tmp_path / "c.parquet")
+    columns = ["--id-column", "n", "--text-column", "words"]
+    assert embed(tmp_path / "c.parquet", tmp_path / "p", *columns) == 0
+    (tmp_path / "c.txt").write_text("a\n\nb\n")
+    assert embed(tmp_path / "c.txt", tmp_path / "t") == 0
+    rows, lines = by_id(tmp_path / "p"), by_id(tmp_path / "t")
+    assert (sorted(rows), sorted(lines)) == (["5", "6"], ["1", "3"])
+    assert rows["6"]["vector"] == lines["3"]["vector"]
+
+
+def test_an_empty_source_is_done_at_once(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    assert embed(tmp_path / "c.jsonl", tmp_path / "out") == 0
+    assert by_id(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dimensions", "0"], "--dimensions"),
+        (["--key", "k"], "need --url"),
+        (["--url", "http://127.0.0.1:1", "--tenant-column", "who"], "no key of any tenant"),
+        (["--url", "nowhere", "--key", "k"], "must begin with http"),
+        (["--text-column", "body"], "--text-column"),
+        (["--endpoint", "Not A Name"], "is not valid"),
+    ],
+)
+def test_what_can_not_begin_says_why(
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FAIRLANE_KEY", raising=False)
+    source = corpus(tmp_path / "c.jsonl", 3)
+    assert embed(source, tmp_path / "out", *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_options_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert embed(tmp_path / "c.jsonl", tmp_path / "out", "--outstanding", "0") == 2
+    assert "1..1000" in capsys.readouterr().err
+
+
+def test_keys_of_tenants_come_by_hand_or_from_the_environment() -> None:
+    environ = {"FAIRLANE_KEY": "a", "FAIRLANE_KEY_BIG_CO": "b", "FAIRLANE_KEY_C": "", "OTHER": "x"}
+    assert tenant_keys(["acme=c=d"], environ) == {"BIG_CO": "b", "acme": "c=d"}
+    for wrong in ("acme", "=k", "acme="):
+        with pytest.raises(FairlaneError, match="NAME=KEY"):
+            tenant_keys([wrong], {})
+
+
+def test_a_pipe_gets_a_line_now_and_then() -> None:
+    now_s = [0.0]
+    lines: list[str] = []
+    show = PlainShow(lines.append, lambda: now_s[0])
+    show.begin(1_000)
+    facts: list[Any] = [(1.0, 10, 0), (LINE_S, 50, 0), (LINE_S + 1, 60, 0), (2 * LINE_S, 200, 3)]
+    for at_s, done, failed in facts:
+        now_s[0] = at_s
+        show.rows(done, failed)
+    assert lines == [
+        "50 of 1,000 rows, 10/s, 1:35 left",
+        "200 of 1,000 rows, 20/s, 0:40 left, 3 failed",
+    ]
