@@ -14,6 +14,7 @@ all later ones by C; calls are those of one x-request-id. GET /seen tells what w
     break=K            hangs up after K events nodone=K          ends in order after K events
     error=K            an error event after K  slow=MS           so long before each event
     garbage            200, and no JSON        endless longline  never stops sending
+    linger             the end of the stream's last piece never comes
     json               a whole answer although a stream was asked for
 """
 
@@ -181,7 +182,9 @@ class _Out:
     async def event(self, document: Any) -> None:
         await self.piece(b"data: " + json.dumps(document).encode() + b"\n\n")
 
-    def end(self) -> None:
+    async def close(self, *, lingers: bool) -> None:
+        if lingers:
+            await self.silence()
         self._writer.write(b"0\r\n\r\n")
 
     def hang_up(self) -> None:
@@ -277,7 +280,7 @@ async def _stream(out: _Out, path: str, body: dict[str, Any], name: str, value: 
         if name != "nousage" and (body.get("stream_options") or {}).get("include_usage"):
             await out.event({**base, "choices": [], "usage": usage(body, count)})
         await out.piece(b"data: [DONE]\n\n")
-    out.end()
+    await out.close(lingers=name == "linger")
 
 
 def _delta(base: dict[str, Any], path: str, text: str) -> bytes:

@@ -12,6 +12,7 @@ from tests.support.upstreams import PATIENCE_S, Upstream, WaitedTime, chat, unti
 from workers.engine import EngineBatch, EngineOutcome
 from workers.engines.upstream import PAUSED_S_MAX, Pace, UpstreamEngine, UpstreamSettings
 from workers.engines.upstream_gate import PAUSE_S, PAUSE_S_MAX, PAUSE_S_MIN, Gate
+from workers.engines.upstream_transport import LOOK_S
 
 
 @pytest.fixture
@@ -169,6 +170,19 @@ def test_a_cancelled_stream_is_charged_by_what_came(up: Upstream) -> None:
     assert outcome.end is End.CANCELLED
     assert 0 < outcome.usage.output_tokens < 5_000
     assert outcome.usage.input_tokens > 2_000
+
+
+def test_a_stream_that_said_done_is_not_waited_for(up: Upstream) -> None:
+    """Looks come every 0.1 s: the whole patience would be hundreds."""
+    looks = 0
+
+    def look(_: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    assert up.run(chat("script:linger", stream=True), cancelled=look).end is End.SUCCEEDED
+    assert looks < PATIENCE_S / LOOK_S / 2
 
 
 def test_texts_that_go_together_stop_only_when_nobody_wants_any() -> None:

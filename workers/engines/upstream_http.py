@@ -235,8 +235,6 @@ class Server:
         size = 0
         try:
             for data in response.iter_raw():
-                if cancelled():
-                    raise StoppedError
                 size += len(data)
                 if size > STREAM_BYTES_MAX:
                     raise TooLargeError(f"a stream of more than {STREAM_BYTES_MAX} bytes")

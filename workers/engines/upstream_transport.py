@@ -25,9 +25,6 @@ KEEPALIVE_S = 4.0
 #: Idle connections kept at once: one for each slot of a large worker.
 KEEPALIVE_MAX = 256
 
-#: Written bytes wait for more, or for the first read, up to here.
-UNSENT_BYTES_MAX = 65_536
-
 #: What the transport raises when there was no connection to be had.
 CONNECT_ERRORS = (httpcore.ConnectError, httpcore.ConnectTimeout)
 #: What it raises when there was no answer, or no end of one; the above among them.
@@ -149,13 +146,13 @@ class _Backend(httpcore.SyncBackend):
 class _Stream(httpcore.NetworkStream):
     """A stream whose reads wait in short steps, and whose writes go together.
 
-    The head and the body of a request are written apart; sent apart they wake the server twice.
+    Head and body of a request are written apart; sent apart they wake the server twice. So
+    they wait for the first read.
     """
 
     def __init__(self, stream: httpcore.NetworkStream, calls: threading.local) -> None:
         self._stream, self._calls = stream, calls
         self._unsent: list[bytes] = []
-        self._unsent_bytes = 0
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         self._send(timeout)
@@ -171,17 +168,13 @@ class _Stream(httpcore.NetworkStream):
                 if time.monotonic() >= until_s:
                     raise httpcore.ReadTimeout(f"nothing came for {timeout:g} s") from None
 
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
         self._unsent.append(buffer)
-        self._unsent_bytes += len(buffer)
-        if self._unsent_bytes > UNSENT_BYTES_MAX:
-            self._send(timeout)
 
     def _send(self, timeout: float | None) -> None:
         if self._unsent:
             data = b"".join(self._unsent)
             self._unsent.clear()
-            self._unsent_bytes = 0
             self._stream.write(data, timeout)
 
     def close(self) -> None:
