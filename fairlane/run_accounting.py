@@ -69,7 +69,7 @@ def need_faust() -> None:
     """Raise AccountingError when the extra is not installed."""
     from importlib.util import find_spec
 
-    if find_spec("faust") is None:
+    if "faust" not in sys.modules and find_spec("faust") is None:
         raise AccountingError(
             "the accounting needs Faust, which is not installed: pip install 'fairlane[accounting]'"
         )

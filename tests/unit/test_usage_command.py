@@ -185,5 +185,6 @@ def test_without_faust_the_accounting_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.delitem(sys.modules, "faust", raising=False)
     with pytest.raises(AccountingError, match=r"pip install 'fairlane\[accounting\]'"):
         need_faust()
