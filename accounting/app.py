@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import faust
 from faust.types import EventT
@@ -67,6 +68,15 @@ class AccountingSettings(Struct, frozen=True, kw_only=True):
     buckets: int
     instance: str | None = None
     credentials: Any = None
+
+    @property
+    def member(self) -> str | None:
+        """Name of this process in its group; another one when the pools are others.
+
+        A member that comes back under its name is given what it had, whatever it asks for.
+        """
+        pools = ",".join(f"{pool}:{lanes}" for pool, lanes in sorted(self.lanes.items()))
+        return self.instance and f"{self.instance}.{crc32(pools.encode()):08x}"
 
 
 class _App(faust.App):
@@ -131,7 +141,7 @@ class Accounting:
             broker_session_timeout=SESSION_S,
             broker_heartbeat_interval=1.0,
             broker_commit_interval=1.0,
-            consumer_group_instance_id=settings.instance,
+            consumer_group_instance_id=settings.member,
             consumer_auto_offset_reset="earliest",
             autodiscover=False,
             processing_guarantee="at_least_once",

@@ -18,7 +18,7 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,47}", fullmatch=True)
 
 def test_every_topic_stands_under_the_prefix_once() -> None:
     names = [spec.name for spec in TOPICS.of(WIDE)]
-    assert len(set(names)) == len(names) == 2 + 3 + 2 * 3 + 5
+    assert len(set(names)) == len(names) == 2 + 3 + 3 * 3 + 6
     assert all(name.startswith("site-1.") for name in names)
 
 
@@ -28,6 +28,7 @@ def test_partitions_follow_the_policy() -> None:
     for pool in WIDE.pools:
         assert partitions[TOPICS.batches(pool.name)] == pool.lanes
         assert partitions[TOPICS.workers(pool.name)] == pool.lanes
+        assert partitions[TOPICS.usage(pool.name)] == pool.lanes
     assert partitions[TOPICS.decisions] == partitions[TOPICS.control] == 3
     assert {partitions[name] for name in (TOPICS.results, TOPICS.refusals, TOPICS.dead)} == {5}
     assert partitions[TOPICS.policy] == partitions[TOPICS.keys] == 1
@@ -37,6 +38,8 @@ def test_what_is_kept() -> None:
     config = {spec.name: spec.config for spec in TOPICS.of(WIDE)}
     assert config[TOPICS.policy]["cleanup.policy"] == "compact"
     assert config[TOPICS.keys]["cleanup.policy"] == "compact"
+    assert config[TOPICS.costs]["cleanup.policy"] == "compact"
+    assert config[TOPICS.usage("embed")]["cleanup.policy"] == "compact"
     requests = config[TOPICS.requests("premium")]
     assert requests["message.timestamp.type"] == "LogAppendTime"
     assert "cleanup.policy" not in requests, "requests are never compacted"
