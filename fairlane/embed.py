@@ -128,7 +128,7 @@ async def _run(run: Run, show: Show, out: Path, *, has_tenant: bool) -> int:
     tally = run.tally
     try:
         await run.go(has_tenant=has_tenant)
-    except StopRunError as error:
+    except (StopRunError, OSError) as error:  # of the system: the disk is full, say
         show.say(f"{error}\n{tally.embedded:,} rows were embedded: run it again to go on")
         return EXIT_UNFINISHED
     facts = [f"{tally.embedded:,} embedded", f"{tally.unchanged:,} unchanged"]

@@ -175,7 +175,10 @@ class Run:
                 await self._through()
             except (Exception, asyncio.CancelledError) as error:
                 self._sink.flush()
-                raise _first(error) from error
+                first = _first(error)
+                if first is error:
+                    raise
+                raise first from error
         self._finish()
 
     async def _ask_model(self) -> Model:

@@ -1,21 +1,25 @@
 """`fairlane embed` as a user runs it: killed twice, run again, changed, wrong from the start."""
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from fairlane.__main__ import run as fairlane
 from fairlane.embed_doors import tenant_keys
 from fairlane.embed_run import FAILED_FILE
-from fairlane.embed_show import LINE_S, PlainShow
+from fairlane.embed_show import LINE_S, PlainShow, TerminalShow
 from fairlane.errors import FairlaneError
 from tests.support.processes import DEADLINE_S
 from tests.support.vectors import by_id
@@ -39,8 +43,10 @@ def embed(source: Path, out: Path, *options: str) -> int:
     return fairlane(["embed", str(source), "--out", str(out), *ENGINE, *options])
 
 
-def kill_when_a_shard_is_there(source: Path, out: Path, shards: int) -> None:
-    """Run the command in a process of its own and kill -9 it in the middle."""
+def stop_when_a_shard_is_there(
+    source: Path, out: Path, shards: int, number: int = signal.SIGKILL
+) -> int:
+    """Run the command in a process of its own and stop it in the middle; returns its exit code."""
     command = [sys.executable, "-m", "fairlane", "embed", str(source), "--out", str(out), *ENGINE]
     env = {**os.environ, "PYTHONWARNINGS": "default"}
     process = subprocess.Popen([*command, *SMALL], env=env)
@@ -50,9 +56,12 @@ def kill_when_a_shard_is_there(source: Path, out: Path, shards: int) -> None:
             assert process.poll() is None, "it ended before it was killed"
             assert time.monotonic() < deadline, "no shard comes"
             time.sleep(0.002)
+        process.send_signal(number)
+        return process.wait(DEADLINE_S)
     finally:
-        process.kill()
-        process.wait(DEADLINE_S)
+        if process.poll() is None:
+            process.kill()
+            process.wait(DEADLINE_S)
 
 
 def test_killed_twice_and_run_again_each_row_is_there_once(
@@ -60,8 +69,8 @@ def test_killed_twice_and_run_again_each_row_is_there_once(
 ) -> None:
     rows = 3_000
     source, out = corpus(tmp_path / "c.jsonl", rows), tmp_path / "out"
-    kill_when_a_shard_is_there(source, out, 1)
-    kill_when_a_shard_is_there(source, out, 2)
+    assert stop_when_a_shard_is_there(source, out, 1) == -signal.SIGKILL
+    assert stop_when_a_shard_is_there(source, out, 2) == -signal.SIGKILL
     assert embed(source, out, *SMALL) == 0
     found = by_id(out)
     assert found.keys() == {f"doc{number}" for number in range(rows)}
@@ -69,6 +78,37 @@ def test_killed_twice_and_run_again_each_row_is_there_once(
     said = capsys.readouterr().err
     assert "unchanged" in said
     assert f"{rows:,} embedded" not in said  # what the killed runs wrote was kept
+
+
+def test_stopped_by_hand_it_keeps_what_it_has(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, out = corpus(tmp_path / "c.jsonl", 3_000), tmp_path / "out"
+    assert stop_when_a_shard_is_there(source, out, 1, signal.SIGINT) == 3
+    said = capfd.readouterr().err
+    assert "run the same command again" in said
+    assert "Traceback" not in said
+    kept = len(by_id(out))
+    assert 0 < kept < 3_000
+    assert embed(source, out, *SMALL) == 0
+    assert len(by_id(out)) == 3_000
+    assert f"{3_000 - kept:,} embedded, {kept:,} unchanged" in capfd.readouterr().err
+
+
+def test_a_disk_that_takes_no_more_is_told_and_nothing_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = corpus(tmp_path / "c.jsonl", 200), tmp_path / "out"
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairlane.embed_sink.write_shard", full)
+        assert embed(source, out, "--shard-rows", "50") == 3
+    assert "No space left" in capsys.readouterr().err
+    assert embed(source, out) == 0
+    assert len(by_id(out)) == 200
 
 
 def test_a_second_run_does_nothing_and_a_change_is_embedded(
@@ -168,3 +208,15 @@ def test_a_pipe_gets_a_line_now_and_then() -> None:
         "50 of 1,000 rows, 10/s, 1:35 left",
         "200 of 1,000 rows, 20/s, 0:40 left, 3 failed",
     ]
+
+
+def test_a_terminal_gets_a_bar_with_rate_and_what_failed() -> None:
+    drawn = StringIO()
+    console = Console(file=drawn, force_terminal=True, width=120, color_system=None)
+    with TerminalShow(console, "c.jsonl") as show:
+        show.begin(1_000)
+        show.rows(400, 2)
+        show.say("a [word] for you")
+    assert "c.jsonl, 2 failed" in drawn.getvalue()
+    assert "400/1000" in drawn.getvalue()
+    assert "a [word] for you" in drawn.getvalue()
