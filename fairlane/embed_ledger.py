@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fairlane.errors import FairlaneError
 
-FILE = "ledger.sqlite"
+FILE = "_ledger.sqlite"
 SEEN_FILE = ".seen.sqlite"
 #: Marks an SQLite file as a ledger: "FLEM".
 APPLICATION_ID = 0x464C454D

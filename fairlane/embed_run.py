@@ -33,13 +33,13 @@ from fairlane.embed_groups import (
 from fairlane.embed_ledger import Known, Ledger, Model
 from fairlane.embed_source import Row, Source
 from fairlane.errors import FairlaneError
-from fairlane.patience import may_pass
+from fairlane.patience import is_limit, may_pass
 from schemas.reasons import Reason
 
 if TYPE_CHECKING:
     from fairlane.embed_sink import Sink
 
-FAILED_FILE = "failed.jsonl"
+FAILED_FILE = "_failed.jsonl"
 #: Rows looked up in the ledger at once.
 CHUNK_ROWS = 500
 #: What the model is asked for to know it.
@@ -321,6 +321,9 @@ class Run:
 
     def _settle(self, job: _Job, ended: Outcome | RefusedError, queue: _Queue) -> None:
         group, ticket = job
+        if isinstance(ended, RefusedError) and is_limit(ended.status):
+            queue.put_nowait(self._submission(job))  # the client's patience is over, not ours
+            return
         reason, detail = self._take(group, ended)
         if reason and len(group.rows) > 1 and reason in _OF_THE_CONTENT:
             ticket.parts += 1

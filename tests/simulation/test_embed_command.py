@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -138,6 +139,7 @@ def test_failed_rows_stand_in_a_file_and_in_the_exit_code(tmp_path: Path) -> Non
         ("doc3", 22, "duplicate_id"),
     ]
     assert len(by_id(out)) == 20
+    assert pyarrow.dataset.dataset(out).count_rows() == 20  # readers see nothing but shards
 
 
 def test_parquet_and_text_go_the_same_way(tmp_path: Path) -> None:
