@@ -176,6 +176,8 @@ class Run:
             except (Exception, asyncio.CancelledError) as error:
                 self._sink.flush()
                 first = _first(error)
+                if isinstance(first, FairlaneError):  # it had begun
+                    raise StopRunError(str(first)) from error
                 if first is error:
                     raise
                 raise first from error

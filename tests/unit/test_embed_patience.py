@@ -121,5 +121,5 @@ def test_a_refusal_of_nothing_known_is_the_rows_own(tmp_path: Path) -> None:
 
 
 def test_a_deployment_that_fails_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(FairlaneError, match="is gone"):
+    with pytest.raises(StopRunError, match="is gone"):
         run(tmp_path, Client([]), Broken)
