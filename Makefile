@@ -36,13 +36,13 @@ bench: setup $(VENV)/.models ## one benchmark (NAME=chaos ARGS=--json)
 
 models: $(VENV)/.models ## install the embedding model's files (90 MB) and check them
 
-demo: $(VENV)/.ready ## a burst of 10,000 beside a tenant that sends five (ARGS=--real)
+demo: $(VENV)/.base ## a burst of 10,000 beside a tenant that sends five (ARGS=--real)
 	$(BIN)/fairlane demo $(ARGS)
 
 up: setup ## start a local Kafka and Redis in ./.fairlane
 	$(BIN)/fairlane up $(ARGS)
 
-down: $(VENV)/.ready ## stop them
+down: $(VENV)/.base ## stop them
 	$(BIN)/fairlane down
 
 docs: $(VENV)/.ready ## check that the pages' links, commands and tables are true
@@ -52,7 +52,7 @@ spec: ## check the protocol's model with Spin (five minutes; ARGS=big for more)
 	nice docs/spec/check.sh $(ARGS)
 
 # The first python3 that is new enough; a shim may be there and run nothing, so each is asked.
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.base: pyproject.toml
 	@if [ ! -x $(BIN)/python ]; then \
 	  for python in $(or $(PYTHON),python3 python3.11 python3.12 python3.13); do \
 	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then \
@@ -63,6 +63,11 @@ $(VENV)/.ready: pyproject.toml
 	  done; \
 	fi
 	@[ -x $(BIN)/python ] || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+# What runs the models comes with the tests; a look at the demo needs none of it.
+$(VENV)/.ready: $(VENV)/.base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,dev]'
 	@touch $@
 
