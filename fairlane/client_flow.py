@@ -112,6 +112,7 @@ class Flow:
         task = asyncio.create_task(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it never began if cancelled before
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
