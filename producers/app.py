@@ -32,8 +32,9 @@ from producers.core import ids
 from producers.core.answers import (
     JSON_TYPE,
     PROBLEM_TYPE,
-    TYPE_PREFIX,
     Problem,
+    http_problem,
+    own_error,
     status_document,
 )
 from producers.core.lines import KEY_FIELD
@@ -250,8 +251,8 @@ async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     calls = f"POST {ROUTE}, POST {BULK_ROUTE}, GET {ROUTE}/{{id}}, POST {ROUTE}/{{id}}/cancel"
     detail = f"{error.detail}; the calls are {calls}"
-    document = _http_document(error.status_code, error.detail, detail)
-    return Response(document, error.status_code, error.headers, PROBLEM_TYPE)
+    document = http_problem(error.status_code, error.detail, detail)
+    return Response(msgspec.json.encode(document), error.status_code, error.headers, PROBLEM_TYPE)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
@@ -261,14 +262,4 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 async def _own_error(_: Request, error: Exception) -> Response:
     """A fault of ours, which the server logs: what a caller may do about it."""
-    detail = (
-        f"the ingress failed with {type(error).__name__}; look the request up, or send it again "
-        "with the same Idempotency-Key"
-    )
-    return Response(_http_document(500, "Internal Server Error", detail), 500, None, PROBLEM_TYPE)
-
-
-def _http_document(status: int, title: str, detail: str) -> bytes:
-    return msgspec.json.encode(
-        {"type": TYPE_PREFIX + "http", "title": title, "status": status, "detail": detail}
-    )
+    return Response(msgspec.json.encode(own_error(error)), 500, None, PROBLEM_TYPE)

@@ -2,19 +2,19 @@
 
 Lines are taken in by waves: those of a wave take each step together, so that a step costs
 one round trip, and a wave begins when the one before it is in the log, so that the log has
-them in the order of the lines.
+them in the order of the lines. After each wave everybody else has a turn.
 """
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from itertools import islice
 
 import msgspec
 
-from producers.core.answers import Problem, unavailable
-from producers.core.lines import Line, read_lines
+from producers.core.answers import Problem, own_error, unavailable
+from producers.core.lines import Line, read_lines, waves
 from producers.ingress import Caller, Ingress
 from producers.intake import Accepted
+from producers.slices import Slices
 from schemas.reasons import Reason
 
 #: Longest body of a call, which is held whole: thousands of usual requests, and with all
@@ -25,6 +25,8 @@ BULK_LINES_MAX = 10_000
 #: Lines that are taken in together. The event loop belongs to one wave for some milliseconds:
 #: with a wave of each call at once still less than what Redis is given to answer.
 WAVE_LINES = 64
+#: Or so many bytes of them: long lines take as long to read as many lines do.
+WAVE_BYTES = 256_000
 #: Bulk calls under way in this process: more would only wait for each other, with their bodies.
 CALLS_MAX = 8
 #: And of one tenant, so that nobody takes all of them.
@@ -34,6 +36,8 @@ TOO_LARGE = (
     f"a bulk call may have up to {BULK_BYTES_MAX} bytes in {BULK_LINES_MAX} lines; "
     "make several calls of it"
 )
+
+Answer = Accepted | Problem | Exception
 
 
 class Bulk:
@@ -73,15 +77,16 @@ class Bulk:
         """
         if is_cut:
             body = body[: body.rfind(b"\n") + 1]
-        lines, doubt = read_lines(body), 0
-        while wave := list(islice(lines, WAVE_LINES)):
+        doubt, slices = 0, Slices()
+        for wave in waves(read_lines(body), WAVE_LINES, WAVE_BYTES):
             if doubt:
                 detail = f"the log did not confirm line {doubt} in time: this one was not tried"
-                answers: list[Accepted | Problem] = [unavailable(detail)] * len(wave)
+                answers: list[Answer] = [unavailable(detail)] * len(wave)
             else:
                 answers = await self._ingress.submit_all(caller, wave, trace)
                 doubt = _first_in_doubt(wave, answers)
             yield b"".join(map(_verdict, wave, answers))
+            await slices.rest()
         if is_cut:
             number = body.count(b"\n") + 1
             detail = f"{TOO_LARGE}; from line {number} on nothing was read"
@@ -93,7 +98,7 @@ def has_too_many_lines(body: bytes) -> bool:
     return body.count(b"\n") + (not body.endswith(b"\n")) > BULK_LINES_MAX
 
 
-def _first_in_doubt(wave: list[Line], answers: list[Accepted | Problem]) -> int:
+def _first_in_doubt(wave: list[Line], answers: list[Answer]) -> int:
     """Number of the first line that the log did not confirm in time; 0: there is none.
 
     The lines behind it would each wait as long, so they are not tried.
@@ -104,9 +109,11 @@ def _first_in_doubt(wave: list[Line], answers: list[Accepted | Problem]) -> int:
     return 0
 
 
-def _verdict(line: Line, answer: Accepted | Problem) -> bytes:
+def _verdict(line: Line, answer: Answer) -> bytes:
     if isinstance(answer, Problem):
         return _problem(line.number, answer)
+    if isinstance(answer, Exception):
+        return msgspec.json.encode({"line": line.number} | own_error(answer)) + b"\n"
     verdict = {
         "line": line.number,
         "status": 202,

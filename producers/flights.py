@@ -46,9 +46,14 @@ class Flights(Generic[T]):
         return await asyncio.shield(found[1])
 
     async def share_all(
-        self, requests: Sequence[N], submit: Callable[[Sequence[N]], Awaitable[Sequence[T]]]
-    ) -> list[T | None]:
-        """The same for many: those that are no copies are submitted together, in their order."""
+        self,
+        requests: Sequence[N],
+        submit: Callable[[Sequence[N]], Awaitable[Sequence[T | Exception]]],
+    ) -> list[T | Exception | None]:
+        """The same for many: those that are no copies are submitted together, in their order.
+
+        An error of one stands for its answer, here and among the answers of `submit`.
+        """
         loop = asyncio.get_running_loop()
         begun: dict[RequestName, asyncio.Future[T]] = {}
         own: list[N] = []
@@ -64,8 +69,8 @@ class Flights(Generic[T]):
             task = asyncio.create_task(self._run_all(begun, lambda: submit(own)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            await asyncio.shield(task)
-        return [None if answer is None else await asyncio.shield(answer) for answer in answers]
+            await asyncio.wait((task,))  # not ended with a caller that goes away
+        return [None if answer is None else await self._outcome(answer) for answer in answers]
 
     async def _run(self, name: RequestName, submit: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -76,17 +81,29 @@ class Flights(Generic[T]):
     async def _run_all(
         self,
         begun: dict[RequestName, asyncio.Future[T]],
-        submit: Callable[[], Awaitable[Sequence[T]]],
+        submit: Callable[[], Awaitable[Sequence[T | Exception]]],
     ) -> None:
         try:
-            for future, answer in zip(begun.values(), await submit(), strict=True):
-                future.set_result(answer)
-        except Exception as error:
+            answers: Sequence[T | Exception] = await submit()
+        except Exception as error:  # noqa: BLE001 - it belongs to all who wait for these
+            answers = [error] * len(begun)
+        except asyncio.CancelledError:  # the loop ends, and nobody is to wait for ever
             for future in begun.values():
-                if not future.done():
-                    future.set_exception(error)
-                    future.exception()  # looked at: perhaps nobody waits for it any more
+                future.cancel()
             raise
         finally:
             for name in begun:
                 del self._under_way[name]
+        for future, answer in zip(begun.values(), answers, strict=True):
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+                future.exception()  # looked at: perhaps nobody waits for it any more
+            else:
+                future.set_result(answer)
+
+    @staticmethod
+    async def _outcome(answer: "asyncio.Future[T]") -> T | Exception:
+        try:
+            return await asyncio.shield(answer)
+        except Exception as error:  # noqa: BLE001 - it is this one's answer
+            return error

@@ -17,9 +17,23 @@ from typing import NamedTuple
 
 from producers.bodies import Bodies
 from producers.core import ids
-from producers.core.answers import Problem, not_found, of_faults, state, unavailable
+from producers.core.answers import (
+    Problem,
+    not_found,
+    of_faults,
+    of_line_faults,
+    state,
+    unavailable,
+)
 from producers.core.lines import Line
-from producers.core.submission import Faults, Fields, outline, read
+from producers.core.submission import (
+    FAULTS_MAX,
+    LINE_FAULTS_MAX,
+    Faults,
+    Fields,
+    outline,
+    read,
+)
 from producers.directory import Directory, View
 from producers.flights import Flights
 from producers.following import Followers
@@ -29,6 +43,7 @@ from producers.limiting import LimitKeeper, WhenDown
 from producers.ports import Clock, Index, Limits, Offload, RandomBytes
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
+from producers.slices import Slices
 from producers.waiting import WaitRoom
 from schemas import codec
 from schemas.front import Entry, RequestName, StoreDownError
@@ -172,27 +187,34 @@ class Ingress:
     ) -> Accepted | Problem:
         """Take a request in; `key` makes a repetition of the same body the same request."""
         asked = self._read(caller, outline(body), key, trace)
-        if isinstance(asked, Problem):
-            return asked
+        if isinstance(asked, Faults):
+            return self._refused(of_faults(asked.faults, asked.reason), caller, asked)
         answer = await self._flights.share(asked, lambda: self._intake.take(asked))
         return answer or self._intake.another(caller.tenant.name)
 
     async def submit_all(
         self, caller: Caller, lines: Sequence[Line], trace: bytes | None = None
-    ) -> list[Accepted | Problem]:
+    ) -> list[Accepted | Problem | Exception]:
         """Take many in, in their order; each has its own answer, as if it had come alone.
 
-        A caller that goes away meanwhile changes nothing: all of them are taken in.
+        A caller that goes away meanwhile changes nothing: all of them are taken in. An error
+        of ours is the answer of the line that met it.
         """
-        read_as = [self._read(caller, line.fields, line.key, trace) for line in lines]
+        read_as: list[Asked | Problem | Exception] = []
+        slices = Slices()
+        for line in lines:
+            read_as.append(self._read_line(caller, line, trace))
+            await slices.between()
         valid = [asked for asked in read_as if isinstance(asked, Asked)]
         shared = iter(await self._flights.share_all(valid, self._intake.take_all))
-        return [
-            asked
-            if isinstance(asked, Problem)
-            else next(shared) or self._intake.another(caller.tenant.name)
-            for asked in read_as
-        ]
+        answers: list[Accepted | Problem | Exception] = []
+        for asked in read_as:
+            if isinstance(asked, Asked):
+                answers.append(next(shared) or self._intake.another(caller.tenant.name))
+            else:
+                answers.append(asked)
+        _tell_errors(lines, answers)
+        return answers
 
     async def status(
         self, caller: Caller, request_id: str, wait_s: float = 0.0
@@ -231,24 +253,40 @@ class Ingress:
 
     # --- steps of a submission
 
+    def _read_line(
+        self, caller: Caller, line: Line, trace: bytes | None
+    ) -> Asked | Problem | Exception:
+        """The same for a line of many, whose error is its own."""
+        try:
+            read_as = self._read(caller, line.fields, line.key, trace, LINE_FAULTS_MAX)
+            if isinstance(read_as, Asked):
+                return read_as
+            return self._refused(of_line_faults(read_as.faults, read_as.reason), caller, read_as)
+        except Exception as error:  # noqa: BLE001 - told by who answers
+            return error
+
     def _read(
-        self, caller: Caller, fields: Fields | Faults, key: str | None, trace: bytes | None
-    ) -> Asked | Problem:
-        """A request with its name, or one refusal for all that is wrong with it."""
+        self,
+        caller: Caller,
+        fields: Fields | Faults,
+        key: str | None,
+        trace: bytes | None,
+        faults_max: int = FAULTS_MAX,
+    ) -> Asked | Faults:
+        """A request with its name, or all that is wrong with it."""
         tenant, policy = caller.tenant, caller.view.policy
         used_key = key if key is not None else self._parts.random_bytes(ids.KEY_BYTES).hex()
         name = RequestName(tenant.name, ids.request_id(tenant.name, ROUTE, used_key))
         if isinstance(fields, Faults):
-            return self._refuse_faults(fields, tenant.name)
-        read_as = read(fields, policy, tenant, name.id, self._clock.now_ms())
+            return fields
+        read_as = read(fields, policy, tenant, name.id, self._clock.now_ms(), faults_max)
         if isinstance(read_as, Faults):
-            return self._refuse_faults(read_as, tenant.name)
+            return read_as
         digest = ids.digest(fields)
         return Asked(read_as, policy, name, used_key, digest, trace, is_named=key is not None)
 
-    def _refuse_faults(self, faults: Faults, tenant: str) -> Problem:
-        problem = of_faults(faults.faults, faults.reason)
-        self._refusals.note(problem, tenant, faults.endpoint)
+    def _refused(self, problem: Problem, caller: Caller, faults: Faults) -> Problem:
+        self._refusals.note(problem, caller.tenant.name, faults.endpoint)
         return problem
 
     # --- steps of a look-up
@@ -285,3 +323,12 @@ class Ingress:
         self._refusals.tick()
         await self._intake.index_late()
         return 1
+
+
+def _tell_errors(lines: Sequence[Line], answers: Sequence[Accepted | Problem | Exception]) -> None:
+    """Log what the callers are told as an error of ours: the first of a kind for all."""
+    told = set[type[Exception]]()
+    for line, answer in zip(lines, answers, strict=True):
+        if isinstance(answer, Exception) and type(answer) not in told:
+            told.add(type(answer))
+            log.error("line %d of a bulk call failed", line.number, exc_info=answer)

@@ -89,9 +89,9 @@ class Intake:
         answer = answer or await self._charge(asked)
         return answer or await self._publish(asked)
 
-    async def take_all(self, lines: Sequence[Asked]) -> list[Answer]:
-        """Take many in, step by step; each has its own answer, in their order."""
-        answers: dict[RequestName, Answer] = {}
+    async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
+        """Take many in, step by step; each has its own answer, or its own error."""
+        answers: dict[RequestName, Answer | Exception] = {}
         async with self._turn:
             await _step(self._known, [line for line in lines if line.is_named], answers)
             await _step(self._charge, lines, answers)
@@ -195,10 +195,13 @@ class Intake:
 async def _step(
     step: Callable[[Asked], Awaitable[Answer | None]],
     lines: Sequence[Asked],
-    answers: dict[RequestName, Answer],
+    answers: dict[RequestName, Answer | Exception],
 ) -> None:
     """One step of all that have no answer yet."""
     left = [line for line in lines if line.name not in answers]
-    for line, answer in zip(left, await asyncio.gather(*map(step, left)), strict=True):
+    found = await asyncio.gather(*map(step, left), return_exceptions=True)
+    for line, answer in zip(left, found, strict=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+            raise answer
         if answer:
             answers[line.name] = answer

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from producers.core.submission import Fault
+from producers.core.submission import LINE_FAULTS_MAX, Fault
 from schemas.front import Admission, Charge, Entry, Verdict
 from schemas.reasons import TABLE, Reason
 from schemas.records import End
@@ -65,8 +65,33 @@ class Problem(NamedTuple):
 
 def of_faults(faults: Sequence[Fault], reason: Reason) -> Problem:
     """The answer to a request with faults: all of them, in the detail as well."""
-    detail = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+    return Problem(reason, "; ".join(map(_fault, faults)), faults=faults)
+
+
+def of_line_faults(faults: Sequence[Fault], reason: Reason) -> Problem:
+    """The same for a line of many: the detail has the first, which for most is all."""
+    detail = _fault(faults[0])
+    if len(faults) > 1:
+        detail += f" (and more: see 'faults', which has up to {LINE_FAULTS_MAX})"
     return Problem(reason, detail, faults=faults)
+
+
+def _fault(fault: Fault) -> str:
+    return f"{fault.field}: {fault.message}"
+
+
+def own_error(error: Exception) -> dict[str, Any]:
+    """A fault of ours, as a problem document: what a caller may do about it."""
+    detail = (
+        f"the ingress failed with {type(error).__name__}; look the request up, or send it again "
+        "with the same Idempotency-Key"
+    )
+    return http_problem(500, "Internal Server Error", detail)
+
+
+def http_problem(status: int, title: str, detail: str) -> dict[str, Any]:
+    """A problem document about a call, not about what was asked for."""
+    return {"type": TYPE_PREFIX + "http", "title": title, "status": status, "detail": detail}
 
 
 def whole_seconds(wait_ms: int) -> int:

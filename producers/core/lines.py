@@ -1,6 +1,6 @@
 """The body of a bulk call: lines of JSON, each a request with a fate of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -14,11 +14,15 @@ KEY_FIELD = "idempotency_key"
 
 
 class Line(NamedTuple):
-    """A line by its number, from 1; `key` is its idempotency key if it names one."""
+    """A line by its number, from 1; `key` is its idempotency key if it names one.
+
+    `size` is what there was to read, in bytes.
+    """
 
     number: int
     fields: Fields | Faults
     key: str | None
+    size: int = 0
 
 
 def read_lines(body: bytes) -> Iterator[Line]:
@@ -35,15 +39,30 @@ def read_lines(body: bytes) -> Iterator[Line]:
         start = end + 1
 
 
+def waves(lines: Iterable[Line], lines_max: int, bytes_max: int) -> Iterator[list[Line]]:
+    """Lines that go together: up to so many, or one more than fit in so many bytes."""
+    wave: list[Line] = []
+    size = 0
+    for line in lines:
+        wave.append(line)
+        size += line.size
+        if len(wave) == lines_max or size > bytes_max:
+            yield wave
+            wave, size = [], 0
+    if wave:
+        yield wave
+
+
 def _read(number: int, text: bytes) -> Line:
     fields = outline(text)
     if isinstance(fields, Faults) or KEY_FIELD not in fields:
-        return Line(number, fields, None)
+        return Line(number, fields, None, len(text))
     key = _key(fields.pop(KEY_FIELD))
     if key is None:
         message = f"must be a string of 1..{ids.KEY_CHARS_MAX} visible ASCII characters"
-        return Line(number, Faults((Fault(Reason.INVALID_REQUEST, KEY_FIELD, message),)), None)
-    return Line(number, fields, key)
+        faults = Faults((Fault(Reason.INVALID_REQUEST, KEY_FIELD, message),))
+        return Line(number, faults, None, len(text))
+    return Line(number, fields, key, len(text))
 
 
 def _key(raw: msgspec.Raw) -> str | None:

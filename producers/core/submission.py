@@ -26,6 +26,10 @@ BODY_BYTES_MAX = INPUT_BYTES_MAX + ENVELOPE_BYTES_MAX
 DEADLINE_MS_MAX = RETENTION_MS // 2
 #: Faults told of one request: enough to mend it, and no answer larger than what it answers.
 FAULTS_MAX = 20
+#: And of a line of many: what is wrong with one is mostly wrong with all of them.
+LINE_FAULTS_MAX = 3
+#: A field other than `input` above this is nothing that it may be: it is not read.
+VALUE_BYTES_MAX = 1_024
 #: A field's name or value is quoted in a fault up to this length.
 QUOTE_CHARS_MAX = 64
 
@@ -78,10 +82,15 @@ def outline(body: bytes) -> Fields | Faults:
 
 
 def read(
-    fields: Fields, policy: Policy, tenant: Tenant, request_id: str, now_ms: int
+    fields: Fields,
+    policy: Policy,
+    tenant: Tenant,
+    request_id: str,
+    now_ms: int,
+    faults_max: int = FAULTS_MAX,
 ) -> Submission | Faults:
-    """Read a request for a tenant; up to FAULTS_MAX faults are found, not only the first."""
-    reader = _Reader(fields, policy, tenant)
+    """Read a request for a tenant; up to `faults_max` faults are found, not only the first."""
+    reader = _Reader(fields, policy, tenant, faults_max)
     submission = reader.submission(request_id, now_ms)
     if reader.faults:
         return Faults(tuple(reader.faults), reader.endpoint.name if reader.endpoint else "")
@@ -95,8 +104,9 @@ def _unreadable(message: str) -> Faults:
 class _Reader:
     """Takes field after field, collecting faults instead of stopping at one."""
 
-    def __init__(self, fields: Fields, policy: Policy, tenant: Tenant) -> None:
+    def __init__(self, fields: Fields, policy: Policy, tenant: Tenant, faults_max: int) -> None:
         self._fields, self._policy, self._tenant = fields, policy, tenant
+        self._faults_max = faults_max
         self.faults: list[Fault] = []
         self.endpoint: Endpoint | None = None
 
@@ -107,7 +117,7 @@ class _Reader:
         priority = self._integer("priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
         deadline_ms = self._integer("deadline_ms", 1, DEADLINE_MS_MAX, 0)
         output_tokens = self._integer("max_output_tokens", 1, endpoint.tokens_max, 0)
-        inputs = self._inputs(data, endpoint)
+        inputs = self._inputs(data, endpoint) if data else Inputs(1, 0)
         self._unknown_fields()  # last: however many there are, faults of known ones are told
         request = Request(
             v=VERSION,
@@ -123,11 +133,13 @@ class _Reader:
         return Submission(request, data, tier, endpoint, self._tenant)
 
     def _fault(self, field: str, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
-        if len(self.faults) < FAULTS_MAX:
+        if len(self.faults) < self._faults_max:
             self.faults.append(Fault(reason, field, message))
 
     def _unknown_fields(self) -> None:
         for name in self._fields:
+            if len(self.faults) == self._faults_max:
+                return
             if name not in FIELDS:
                 self._fault(_quote(name), f"no such field; there are {', '.join(FIELDS)}")
 
@@ -158,6 +170,7 @@ class _Reader:
         return name
 
     def _input(self, endpoint: Endpoint) -> bytes:
+        """The raw JSON; empty on a fault: what is refused is not looked into."""
         raw = self._fields.get("input")
         if raw is None:
             self._fault("input", "is missing: any JSON value, passed to the model as it is")
@@ -167,11 +180,16 @@ class _Reader:
         if len(data) > limit:
             message = f"has {len(data)} bytes; the endpoint takes up to {limit}"
             self._fault("input", message, Reason.BODY_TOO_LARGE)
+            return b""
         return data
 
     def _inputs(self, data: bytes, endpoint: Endpoint) -> Inputs:
         """How many inputs there are and their tokens: all have to fit in one batch."""
-        inputs = count(data, endpoint)
+        try:
+            inputs = count(data, endpoint)
+        except RecursionError:
+            self._fault("input", "is nested too deeply")
+            return Inputs(1, 0)
         most, name = max(1, endpoint.inputs_max), endpoint.name
         if inputs.number == 0:
             self._fault("input", f"has 0 inputs; {name!r} takes 1 to {most} in a request")
@@ -201,7 +219,8 @@ class _Reader:
         if raw is None:
             return None
         try:
-            value = msgspec.json.decode(raw)
+            is_short = memoryview(raw).nbytes <= VALUE_BYTES_MAX
+            value = msgspec.json.decode(raw) if is_short else None
         except (msgspec.DecodeError, RecursionError):
             value = None
         if fits(value):
