@@ -35,7 +35,8 @@ class StoreDownError(Exception):
 class Charge(NamedTuple):
     """Take `cost` weighted requests from a tenant's minute at an endpoint.
 
-    `id` makes it at most once: the same id again, inside the window, takes nothing.
+    `id` makes it at most once: the same id again, inside the window, takes nothing, or the
+    difference if it is dearer now.
     `limit` is what the policy says now, so that a change of policy acts at once.
     """
 
@@ -52,7 +53,7 @@ class Admission(IntEnum):
     NEVER = -1  # the cost is above the limit: no waiting helps
     REFUSED = 0  # no room now
     CHARGED = 1
-    REPEATED = 2  # charged before; nothing was taken this time
+    REPEATED = 2  # charged as much before; nothing was taken this time
 
 
 class Verdict(NamedTuple):
