@@ -57,7 +57,7 @@ def judge_topics(
     yield _setting(there, "unclean elections", "off", _is_unclean, _UNCLEAN)
     yield _setting(there, "record size", "large enough", _is_small, _SMALL)
     yield _setting(there, "retention", "as long as needed", _is_short, _SHORT)
-    yield _setting(there, "compaction", "as needed", _is_uncompacted, _UNCOMPACTED)
+    yield _specified(there, "compaction", _COMPACTION, _is_compacted_otherwise)
     yield _setting(there, "timestamps", "as needed", _is_timed_otherwise, _TIMED_OTHERWISE)
 
 
@@ -152,15 +152,36 @@ _SHORT = (
 )
 
 
-def _is_uncompacted(spec: TopicSpec, topic: TopicFound) -> bool:
-    has, wants = topic.settings.get("cleanup.policy"), spec.config.get("cleanup.policy", "delete")
-    return has is not None and has != wants
+#: Settings of which the topic's own spec says what they must be.
+_COMPACTION = ("cleanup.policy", "min.compaction.lag.ms")
+_BROKERS = {"cleanup.policy": "delete", "min.compaction.lag.ms": "0"}
 
 
-_UNCOMPACTED = (
-    "what is still valid is dropped, or what must stay is merged",
-    "cleanup.policy=compact for policy and keys, delete for the others",
-)
+def _is_compacted_otherwise(name: str, has: str, wants: str) -> bool:
+    if name == "cleanup.policy":
+        return has != wants
+    return has.isdecimal() and int(has) < int(wants)
+
+
+def _specified(
+    there: Sequence[Pair],
+    name: str,
+    settings: Sequence[str],
+    is_wrong: Callable[[str, str, str], bool],
+) -> Check:
+    """Topics whose settings are not their spec's, each with the way that is its own."""
+    wrong: dict[str, list[str]] = {}
+    for spec, topic in there:
+        for setting in settings:
+            wants = spec.config.get(setting, _BROKERS[setting])
+            if is_wrong(setting, topic.settings.get(setting, wants), wants):
+                wrong.setdefault(f"{setting}={wants}", []).append(spec.name)
+    if not wrong:
+        return ok(GROUP, name, "as needed")
+    names = list(dict.fromkeys(name for names in wrong.values() for name in names))
+    found = f"what is still valid is dropped, or what must stay is merged: {_some(names)}"
+    ways = [f"{setting} for {_some(names)}" for setting, names in wrong.items()]
+    return warn(GROUP, name, found, f"kafka-configs.sh --alter: {'; '.join(ways)}")
 
 
 def _is_timed_otherwise(spec: TopicSpec, topic: TopicFound) -> bool:

@@ -39,7 +39,7 @@ from fairlane.doctor_topics import FRAMING_BYTES, TopicFound
 from fairlane.policy_file import load
 from fairlane.settings import Settings
 from schemas.log import RECORD_BYTES_MAX
-from schemas.topics import RETENTION_MS, Topics
+from schemas.topics import COMPACTION_LAG_MS, RETENTION_MS, Topics
 from workers.engines.weights import MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +206,27 @@ TABLE: list[tuple[str, Change, str, str, str]] = [
         "compaction",
         "warn",
         "fairlane.results",
+    ),
+    (
+        "sums are dropped",
+        topic(TOPICS.usage("embed"), cleanup__policy="delete"),
+        "compaction",
+        "warn",
+        "cleanup.policy=compact for fairlane.usage.embed",
+    ),
+    (
+        "costs are dropped",
+        topic(TOPICS.costs, cleanup__policy="delete"),
+        "compaction",
+        "warn",
+        "cleanup.policy=compact for fairlane.costs",
+    ),
+    (
+        "sums are merged at once",
+        topic(TOPICS.usage("embed"), min__compaction__lag__ms="0"),
+        "compaction",
+        "warn",
+        f"min.compaction.lag.ms={COMPACTION_LAG_MS} for fairlane.usage.embed",
     ),
     (
         "sender's time",
