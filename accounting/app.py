@@ -29,6 +29,7 @@ from accounting.ports import Clock, Meter, Notes
 from accounting.table import SumTable
 from schemas.codec import DecodeError, encode
 from schemas.log import Record
+from schemas.reasons import Reason
 from schemas.topics import Topics, bucket
 from schemas.usage import Cost
 
@@ -36,8 +37,8 @@ from schemas.usage import Cost
 #: write a sum less often; shorter ones show it earlier.
 SLICE_RECORDS = 500
 SLICE_S = 0.25
-#: How often windows that are no longer kept are looked for.
-OUTDATED_S = 60.0
+#: How often windows that are no longer kept are looked for; their keys tell.
+OUTDATED_S = 5.0
 #: How often the policy is looked at for other pools.
 LOOK_S = 5.0
 #: A dead process's lanes wait for this; a restart under the same instance waits for nothing.
@@ -53,6 +54,8 @@ class Ending(StrEnum):
     STOPPED = "stopped"
     POOLS_CHANGED = "pools changed"
     FAILED = "failed"
+    #: A later release wrote what can't be read here: starting again would find the same.
+    HALTED = "halted"
 
 
 class AccountingSettings(Struct, frozen=True, kw_only=True):
@@ -102,7 +105,7 @@ class Accounting:
         self._failure: BaseException | None = None
 
     def run(self, stop: threading.Event, lanes_now: Callable[[], Mapping[str, int]]) -> Ending:
-        """Count until `stop` is set, the policy has other pools, or something fails."""
+        """Count until `stop` is set, other pools are to be counted, or something fails."""
         return asyncio.run(self._run(stop, lanes_now))
 
     async def _run(
@@ -115,14 +118,20 @@ class Accounting:
         running.add_done_callback(self._ended)
         while not (stop.is_set() or self._failure or app.crashed or watch.done()):  # noqa: ASYNC110 - a thread sets it
             await asyncio.sleep(_TICK_S)
-        ending = self._ending(stop)
+        ending = self._ending(stop, watch)
         watch.cancel()
-        if ending is not Ending.FAILED:
+        if ending not in {Ending.FAILED, Ending.HALTED}:
             await self._close()
         return ending
 
-    def _ending(self, stop: threading.Event) -> Ending:
+    def _ending(self, stop: threading.Event, watch: "asyncio.Task[None]") -> Ending:
         reason = self._failure or (self._app.crash_reason if self._app.crashed else None)
+        if reason is None and watch.done():
+            reason = watch.exception()
+        if isinstance(reason, DecodeError) and reason.reason is Reason.UNKNOWN_VERSION:
+            detail = f"{reason.place}: {reason.detail}; upgrade the accounting"
+            self._notes.error("halted", detail=detail, exc_info=False)
+            return Ending.HALTED
         if reason is not None:
             self._notes.error("crashed", detail=repr(reason), exc_info=False)
             return Ending.FAILED
@@ -147,6 +156,7 @@ class Accounting:
             processing_guarantee="at_least_once",
             producer_acks=-1,
             store="memory://",
+            table_standby_replicas=0,
             stream_wait_empty=False,
             Table=SumTable,
             topic_allow_declare=False,
@@ -159,7 +169,10 @@ class Accounting:
             for pool, lanes in settings.lanes.items()
         }
         self._costs = _raw(app, topics.costs, settings.buckets)
-        self._counting = Counting(self._tables)
+        for table in self._tables.values():
+            table.on_unknown = self._fail
+        shelves = {pool: table.shelf for pool, table in self._tables.items()}
+        self._counting = Counting(shelves)
         self._read: list[_Read] = []
         self._lock = asyncio.Lock()
         for pool, lanes in settings.lanes.items():
@@ -185,6 +198,8 @@ class Accounting:
                 if self._counting.take(pool, record, self._clock.now_ms()):
                     self._meter.count("accounting_batches_total", pool=pool)
             except DecodeError as error:
+                if error.reason is Reason.UNKNOWN_VERSION:
+                    raise
                 self._meter.count("accounting_unreadable_total", pool=pool)
                 self._notes.warning("unreadable record passed over", detail=str(error))
             self._read.append(_Read(event, pool))
@@ -237,14 +252,18 @@ class Accounting:
         try:
             yield
         except BaseException as error:
-            self._failure = self._failure or error
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     async def _assigned(self, *_: object, **__: object) -> None:
+        self._counting.reassigned()
         held = sorted(
             f"{partition.topic}[{partition.partition}]"
             for partition in self._app.consumer.assignment()
@@ -252,7 +271,7 @@ class Accounting:
         self._notes.info("counting", partitions=len(held))
 
     async def _watch(self, lanes_now: Callable[[], Mapping[str, int]]) -> None:
-        """Return when the policy has other pools than are counted."""
+        """Return when other pools are to be counted."""
         while dict(await asyncio.to_thread(lanes_now)) == self._settings.lanes:  # noqa: ASYNC110 - asks
             await asyncio.sleep(LOOK_S)
 
@@ -292,7 +311,7 @@ def _record(event: EventT[Any]) -> Record:
         message.topic,
         message.partition,
         message.offset,
-        int(message.timestamp * 1_000),
+        round(message.timestamp * 1_000),
         None,
         message.value or b"",
         (),

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from accounting.core.sums import (
+    KEPT_MS,
     MismatchError,
     Share,
     Slot,
     grown,
     is_kept,
+    ns_per_token,
     shares,
-    us_per_token,
     windows_of,
 )
+from accounting.shelf import Shelf
 from schemas.codec import DecodeError, decode_bytes, decode_value
 from schemas.log import Record
 from schemas.reasons import Reason
@@ -28,9 +30,6 @@ from schemas.usage import Cost, UsageSum, Window
 
 #: Sums kept decoded: those of the windows of now, of thousands of tenants, are fewer.
 DECODED_MAX = 100_000
-
-#: Stored sums of one pool: the record's key to its value.
-Stored = Mapping[bytes, bytes]
 
 
 class Slice(NamedTuple):
@@ -43,7 +42,7 @@ class Slice(NamedTuple):
 class Counting:
     """Counts what the lanes' records say. One thread only."""
 
-    def __init__(self, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, stored: Mapping[str, Shelf]) -> None:
         """`stored` holds the sums of each pool, as they are stored at any moment."""
         self._stored = stored
         self._changed: dict[str, dict[bytes, UsageSum]] = {pool: {} for pool in stored}
@@ -51,8 +50,9 @@ class Counting:
         self._decoded: dict[bytes, tuple[bytes, UsageSum]] = {}
 
     def take(self, pool: str, record: Record, now_ms: int) -> bool:
-        """Count one record of `workers.<pool>`; False for one that finishes no batch.
+        """Count one record of `workers.<pool>`; tells whether any sum grew.
 
+        None does when it finishes no batch, or is read again.
         Raises DecodeError for what can't be read; nothing is counted then.
         """
         said: WorkerRecord = decode_value(record, WorkerRecord)
@@ -65,8 +65,9 @@ class Counting:
         lane = record.partition
         ended_ms = said.ended_ms or record.timestamp_ms
         newest_ms = self._newest(pool, lane)
-        windows = list(windows_of(ended_ms, min(newest_ms, now_ms)))
-        cost = us_per_token(said)
+        windows = list(windows_of(ended_ms, record.timestamp_ms, min(newest_ms, now_ms)))
+        cost = ns_per_token(said)
+        has_grown = False
         for (tenant, endpoint), used in found.items():
             share = Share(record.offset, ended_ms, used, cost)
             for window, start_ms, is_late in windows:
@@ -74,8 +75,9 @@ class Counting:
                 total = grown(self._known(pool, slot.key), slot, share, is_late=is_late)
                 if total is not None:
                     self._changed[pool][slot.key] = total
+                    has_grown = True
         self._newest_ms[pool, lane] = max(newest_ms, ended_ms)
-        return True
+        return has_grown
 
     def slice(self) -> Slice:
         """What changed since the last slice and is not stored yet; begins the next one."""
@@ -95,11 +97,16 @@ class Counting:
         worker whose clock runs ahead of `now_ms` ends none.
         """
         for pool, stored in self._stored.items():
-            for key in list(stored):
-                total = _decode(stored[key])
-                newest_ms = min(self._newest(pool, total.lane), now_ms)
-                if not is_kept(total.window, total.start_ms, newest_ms):
-                    yield pool, key
+            for lane in stored.lanes():
+                newest_ms = min(self._newest(pool, lane), now_ms)
+                for window in KEPT_MS:
+                    for start_ms, keys in stored.starts(window, lane).items():
+                        if not is_kept(window, start_ms, newest_ms):
+                            yield from ((pool, key) for key in keys)
+
+    def reassigned(self) -> None:
+        """Lanes came or went, and with them sums: how far each lane has come is asked anew."""
+        self._newest_ms.clear()
 
     def _known(self, pool: str, key: bytes) -> UsageSum | None:
         """The sum so far: stored or changed since, whichever holds more."""
@@ -127,10 +134,11 @@ class Counting:
     def _newest(self, pool: str, lane: int) -> int:
         """Latest time that the lane's records have come to; 0 for none."""
         if (pool, lane) not in self._newest_ms:
-            totals = (_decode(value) for value in self._stored[pool].values())
-            self._newest_ms[pool, lane] = max(
-                (total.last_ms for total in totals if total.lane == lane), default=0
-            )
+            stored = self._stored[pool]
+            # Each batch is in a sum of this kind: no other has to be looked at.
+            (keys, *_) = stored.starts(Window.ALL, lane).values() or [()]
+            times = (_decode(stored[key]).last_ms for key in keys)
+            self._newest_ms[pool, lane] = max(times, default=0)
         return self._newest_ms[pool, lane]
 
 
@@ -144,7 +152,7 @@ def _decode(value: bytes) -> UsageSum:
 
 
 def _tells(total: UsageSum) -> bool:
-    return total.window is Window.ALL and total.us_per_token > 0
+    return total.window is Window.ALL and total.ns_per_token > 0
 
 
 def _cost(total: UsageSum) -> Cost:
@@ -155,7 +163,7 @@ def _cost(total: UsageSum) -> Cost:
         total.pool,
         total.lane,
         total.upto,
-        total.us_per_token,
+        total.ns_per_token,
         total.used.input_tokens + total.used.output_tokens,
         total.last_ms,
     )

@@ -8,15 +8,17 @@ process that was stopped for long may write an older one last.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import faust
 from faust.types import EventT, FutureMessage
 
-from accounting.core.sums import lane_of
+from accounting.core.sums import lane_of, slot_of
 from accounting.counting import decode_sum
+from accounting.shelf import Shelf
 from schemas.codec import DecodeError
+from schemas.reasons import Reason
 
 
 class SumTable(faust.Table[bytes, bytes]):
@@ -25,6 +27,14 @@ class SumTable(faust.Table[bytes, bytes]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sent: list[FutureMessage] = []
+        self.shelf = Shelf()
+        #: Called with the error of a sum that a later release stored.
+        self.on_unknown: Callable[[DecodeError], None] = _raise
+
+    def _new_store(self) -> Any:
+        store = super()._new_store()
+        store.data = self.shelf
+        return store
 
     def partition_for_key(self, key: bytes) -> int:
         """Partition of a sum: its lane."""
@@ -42,13 +52,21 @@ class SumTable(faust.Table[bytes, bytes]):
         await asyncio.gather(*sent)
 
     def apply_changelog_batch(self, batch: Iterable[EventT[Any]]) -> None:
-        """Take stored sums in, newer ones only; what is none is passed over."""
+        """Take stored sums in, newer ones only; what is none is passed over.
+
+        A later release's is none of ours to pass over: a sum begun anew would stand for it.
+        Faust only warns of what is raised here, so it is handed to `on_unknown`.
+        """
         for event in batch:
             key, value = event.message.key or b"", event.message.value
-            if value is None:
-                self.data.pop(key, None)
-            elif _is_newer(key, value, self.data.get(key)):
-                self.data[key] = value
+            try:
+                if value is None:
+                    self.data.pop(key, None)
+                elif _is_newer(key, value, self.data.get(key)):
+                    self.data[key] = value
+            except DecodeError as error:
+                if error.reason is Reason.UNKNOWN_VERSION:
+                    self.on_unknown(error)
 
     async def on_recovery_completed(self, *_: object, **__: object) -> None:
         """Keep sums of lanes that went to another process.
@@ -59,10 +77,11 @@ class SumTable(faust.Table[bytes, bytes]):
 
 
 def _is_newer(key: bytes, value: bytes, known: bytes | None) -> bool:
-    try:
-        total = decode_sum(key, value)
-        return lane_of(key) == total.lane and (
-            known is None or decode_sum(key, known).upto <= total.upto
-        )
-    except (DecodeError, ValueError):
-        return False
+    total = decode_sum(key, value)
+    return slot_of(total).key == key and (
+        known is None or decode_sum(key, known).upto <= total.upto
+    )
+
+
+def _raise(error: DecodeError) -> None:
+    raise error

@@ -35,7 +35,7 @@ from schemas.records import (
     SnapshotChunk,
     Started,
 )
-from schemas.usage import Cost, UsageSum
+from schemas.usage import Cost, UsageLost, UsageSum
 
 HEADER = "fairlane"
 
@@ -56,6 +56,7 @@ _VALUE_KINDS = (
     | Refusal
     | ApiKey
     | UsageSum
+    | UsageLost
     | Cost
 )
 

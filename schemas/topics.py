@@ -101,13 +101,17 @@ class Topics(NamedTuple):
         compacted = {"cleanup.policy": "compact"}
         return [TopicSpec(self.policy, 1, compacted), TopicSpec(self.keys, 1, compacted)]
 
+    def usage_spec(self, pool: str, lanes: int) -> TopicSpec:
+        """The topic of a pool's sums; also of a pool that left the policy."""
+        config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(COMPACTION_LAG_MS)}
+        return TopicSpec(self.usage(pool), lanes, config)
+
     def of(self, policy: Policy) -> list[TopicSpec]:
         """Every topic that a policy needs, with its partitions and broker settings."""
         top = policy.topology
         kept = {"retention.ms": str(RETENTION_MS), "segment.ms": str(SEGMENT_MS)}
         twice = {**kept, "retention.ms": str(2 * RETENTION_MS)}
         appended = {**kept, "message.timestamp.type": "LogAppendTime"}
-        summed = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(COMPACTION_LAG_MS)}
         specs = [
             TopicSpec(self.requests(tier.name), top.shards * top.spread, appended)
             for tier in policy.tiers
@@ -116,7 +120,7 @@ class Topics(NamedTuple):
             specs += [
                 TopicSpec(self.batches(pool.name), pool.lanes, kept),
                 TopicSpec(self.workers(pool.name), pool.lanes, kept),
-                TopicSpec(self.usage(pool.name), pool.lanes, summed),
+                self.usage_spec(pool.name, pool.lanes),
             ]
         specs += [
             TopicSpec(self.decisions, top.shards, twice),

@@ -59,9 +59,9 @@ class UsageSum(Struct, array_like=True, tag="usage_sum", frozen=True):
     """What a tenant used at an endpoint in one window, as far as one lane's records tell.
 
     A whole sum, never a difference: the records of the lane below offset `upto` are in it,
-    so the same sum may stand twice and the greatest `upto` counts. `late` requests came
-    after their window was over. `us_per_token`, microseconds of service, is learned in
-    windows of the kind `all`, else 0. The record's key:
+    so the same sum may stand twice and the greatest `upto` counts. `late` requests
+    were told a minute or more after their window was over. `ns_per_token`, nanoseconds of
+    service, is learned in windows of the kind `all`, else 0. The record's key:
     `tenant/endpoint/window/start_ms/pool/lane`.
     """
 
@@ -78,14 +78,29 @@ class UsageSum(Struct, array_like=True, tag="usage_sum", frozen=True):
     late: int = 0
     first_ms: int = 0
     last_ms: int = 0
-    us_per_token: int = 0
+    ns_per_token: int = 0
+
+
+class UsageLost(Struct, array_like=True, tag="usage_lost", frozen=True):
+    """Records of a lane that nobody counted before retention took them.
+
+    Offsets from `from_offset` up to, without, `to_offset`; markers of transactions are among
+    them. Stands beside the lane's sums for good. The record's key: `lost/from_offset/pool/lane`.
+    """
+
+    v: int
+    pool: str
+    lane: int
+    from_offset: int
+    to_offset: int
+    noticed_ms: int = 0
 
 
 # --- costs, compacted: what a token of a tenant takes at an endpoint
 
 
 class Cost(Struct, array_like=True, tag="cost", frozen=True):
-    """Learned microseconds of service a token, on one lane up to offset `upto`.
+    """Learned nanoseconds of service a token, on one lane up to offset `upto`.
 
     `tokens` were learned from, the last at `ended_ms`: who wants one figure for several
     lanes weighs them by tokens. The record's key: `tenant/endpoint/pool/lane`.
@@ -97,6 +112,6 @@ class Cost(Struct, array_like=True, tag="cost", frozen=True):
     pool: str
     lane: int
     upto: int
-    us_per_token: int
+    ns_per_token: int
     tokens: int = 0
     ended_ms: int = 0

@@ -20,12 +20,14 @@ from accounting.core.windows import DAY_MS, bounds
 from schemas.records import VERSION, End, Finished, Outcome
 from schemas.usage import UsageSum, Used, Window
 
-#: A window that ended this long before the latest time of its lane is late when it grows.
+#: A batch is late for a window that ended this long before the batch's record was written.
+#: Both times stand in the record: whoever counts it finds the same.
 GRACE_MS = 60_000
 #: How long windows are kept; those without a length here (day, month, all) stay.
 KEPT_MS = {Window.MINUTE: 2 * DAY_MS, Window.HOUR: 60 * DAY_MS}
 #: Weight of what was learned against a new batch: 15 to 1, so that 16 batches renew it.
 LEARNED_WEIGHT = 15
+_NS_PER_MS = 1_000_000
 
 #: The ends of requests in the order of `Used`, whose first fields they are.
 _ENDS = (End.SUCCEEDED, End.FAILED, End.CANCELLED, End.EXPIRED)
@@ -52,6 +54,25 @@ class Slot(NamedTuple):
         return f"{tenant}/{endpoint}/{window.value}/{start_ms}/{pool}/{lane}".encode()
 
 
+def slot_of(total: UsageSum) -> Slot:
+    """Which sum it is."""
+    return Slot(total.tenant, total.endpoint, total.window, total.start_ms, total.pool, total.lane)
+
+
+class KeyParts(NamedTuple):
+    """What a sum's key says of when and where."""
+
+    window: Window
+    start_ms: int
+    lane: int
+
+
+def key_parts(key: bytes) -> KeyParts:
+    """Read a sum's key; raises ValueError for what is none."""
+    _, window, start_ms, _, lane = key.decode().rsplit("/", 4)
+    return KeyParts(Window(window), int(start_ms), int(lane))
+
+
 def lane_of(key: bytes) -> int:
     """Lane of a sum by its record's key: the partition it stands in."""
     return int(key.rpartition(b"/")[2])
@@ -63,7 +84,7 @@ class Share(NamedTuple):
     offset: int
     ended_ms: int
     used: Used
-    us_per_token: int
+    ns_per_token: int
 
 
 def shares(finished: Finished) -> dict[tuple[str, str], Used]:
@@ -96,18 +117,21 @@ def _add(figures: list[int], outcome: Outcome) -> None:
     figures[8] += usage.service_ms
 
 
-def us_per_token(finished: Finished) -> int:
-    """Microseconds of service a token of the batch took; 0 when it has no tokens or time.
+def ns_per_token(finished: Finished) -> int:
+    """Nanoseconds of service a token of the batch took; 0 when it has no tokens or time.
 
     Each request of a batch is told the time of the whole batch, so the longest is the batch's.
     """
     tokens = sum(outcome.usage.tokens for outcome in finished.outcomes)
     longest_ms = max((outcome.usage.service_ms for outcome in finished.outcomes), default=0)
-    return longest_ms * 1_000 // tokens if tokens else 0
+    return longest_ms * _NS_PER_MS // tokens if tokens else 0
 
 
 def learn(known: int, measured: int) -> int:
-    """Integer moving average of a cost; 0 stands for nothing known or nothing measured."""
+    """Integer moving average of a cost; 0 stands for nothing known or nothing measured.
+
+    It comes to rest within half of LEARNED_WEIGHT of what is measured: the unit is small.
+    """
     if not known or not measured:
         return known or measured
     parts = LEARNED_WEIGHT + 1
@@ -120,21 +144,24 @@ def is_kept(window: Window, start_ms: int, newest_ms: int) -> bool:
     return kept is None or start_ms > newest_ms - kept
 
 
-def windows_of(ended_ms: int, newest_ms: int) -> Iterator[tuple[Window, int, bool]]:
+def windows_of(
+    ended_ms: int, written_ms: int, newest_ms: int
+) -> Iterator[tuple[Window, int, bool]]:
     """Windows that hold a time and are kept: (kind, start, whether it is late for them).
 
-    `newest_ms` is the latest time that the lane had come to before.
+    `written_ms` is when its record was written, `newest_ms` the latest time that the lane had
+    come to before.
     """
     for window in Window:
         start_ms, end_ms = bounds(window, ended_ms)
         if is_kept(window, start_ms, newest_ms):
-            yield window, start_ms, 0 < end_ms <= newest_ms - GRACE_MS
+            yield window, start_ms, 0 < end_ms <= written_ms - GRACE_MS
 
 
 def grown(known: UsageSum | None, slot: Slot, share: Share, *, is_late: bool) -> UsageSum | None:
     """Sum with a share added; None when it holds the share already."""
     late = share.used.requests if is_late else 0
-    learned = share.us_per_token if slot.window is Window.ALL else 0
+    learned = share.ns_per_token if slot.window is Window.ALL else 0
     upto, ended_ms = share.offset + 1, share.ended_ms
     if known is None:
         return UsageSum(VERSION, *slot, upto, share.used, 1, late, ended_ms, ended_ms, learned)
@@ -149,5 +176,5 @@ def grown(known: UsageSum | None, slot: Slot, share: Share, *, is_late: bool) ->
         known.late + late,
         min(known.first_ms, ended_ms),
         max(known.last_ms, ended_ms),
-        learn(known.us_per_token, learned),
+        learn(known.ns_per_token, learned),
     )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.counting import Counting
+from accounting.shelf import Shelf
 from schemas.codec import decode_bytes, encode
 from schemas.records import Finished
 from schemas.usage import UsageSum, Window
@@ -37,7 +38,7 @@ class Run:
             self.batches.append(batch)
             # A marker follows each transaction: offsets have gaps.
             self.lanes.setdefault(lane, []).append((2 * number, batch))
-        self.stored: dict[bytes, bytes] = {}
+        self.stored = Shelf()
         self.committed = dict.fromkeys(self.lanes, 0)
 
     def life(self, chance: Random, *, is_last: bool) -> None:

@@ -35,7 +35,7 @@ from schemas.records import (
     Usage,
     WorkerSaid,
 )
-from schemas.usage import Cost, UsageSum, Used, Window
+from schemas.usage import Cost, UsageLost, UsageSum, Used, Window
 
 _USAGE = Usage(7, 5, 3, 2, 41, 13)
 _ITEM = Item(
@@ -71,6 +71,7 @@ SAMPLES: tuple[Struct, ...] = (
         1, "acme", "embed", Window.HOUR, 1_699_999_200_000, "gpu", 3, 78,
         Used(9, 8, 7, 6, 5, 4, 3, 2, 1), 5, 2, 1_700_000_000_500, 1_700_000_001_000, 12,
     ),
+    UsageLost(1, "gpu", 3, 78, 90, 1_700_000_001_000),
     Cost(1, "acme", "embed", "gpu", 3, 78, 12, 640, 1_700_000_001_000),
     Refusal(1, "req-2", "acme", "embed", "rate_limit", 4, "requests_per_minute", 12, 3),
     ApiKey(1, "00ff", "acme", bytes(range(32)), 1_700_000_000_000, 1_700_000_000_001, "laptop"),
