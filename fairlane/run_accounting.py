@@ -2,7 +2,7 @@
 
 Its loop is Faust's own, so it has a start and an end of its own too. Whatever ends it, the
 process ends: Faust's threads may wait for a broker that is gone, and nothing is lost with
-them, because what was not stored is read again. When the policy has other pools, the
+them, because what was not stored is read again. When other pools are to be counted, the
 process starts itself again in place.
 """
 
@@ -14,9 +14,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from adapters.clock import SystemClock
+from fairlane.accounting_lanes import lanes_to_count, note_losses
 from fairlane.errors import FairlaneError
 from fairlane.publish import published_policy
-from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, open_meter, stop_on_signals
+from fairlane.run import (
+    EXIT_CLEAN,
+    EXIT_FAILED,
+    EXIT_HALTED,
+    Meter,
+    Process,
+    open_log,
+    open_meter,
+    stop_on_signals,
+)
+from schemas.codec import DecodeError
 from schemas.log import Log, LogError
 from schemas.policy import Policy, PolicyError
 
@@ -51,17 +62,26 @@ def run_accounting(process: Process) -> int:
         policy = _wait_for_policy(process, log, stop)
         if policy is None:
             return EXIT_CLEAN
-        log.ensure_topics(process.topics.of(policy))
-        ending = _application(process, policy).run(stop, _lanes_now(process, log, policy))
+        lanes = _prepare(process, log, policy)
+        meter = open_meter(process.metrics_port)
+        now_ms = SystemClock().now_ms()
+        note_losses(log, process.topics, lanes, now_ms, notes, meter)
+        application = _application(process, policy, lanes, meter)
+        ending = application.run(stop, _lanes_now(process, log, lanes))
     except LogError as error:
         notes.error("the log failed", detail=str(error), exc_info=False)
         _end(EXIT_FAILED)
+    except DecodeError as error:
+        detail = f"{error.place}: {error.detail}; upgrade the accounting"
+        notes.error("halted", detail=detail, exc_info=False)
+        _end(EXIT_HALTED)
     if ending is Ending.POOLS_CHANGED:
         notes.info("the policy has other pools: starting again")
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - what started this process
     if ending is Ending.STOPPED:
         notes.info("stopped")
-    _end(EXIT_CLEAN if ending is Ending.STOPPED else EXIT_FAILED)
+    codes = {Ending.STOPPED: EXIT_CLEAN, Ending.HALTED: EXIT_HALTED}
+    _end(codes.get(ending, EXIT_FAILED))
     raise AssertionError
 
 
@@ -75,7 +95,20 @@ def need_faust() -> None:
         )
 
 
-def _application(process: Process, policy: Policy) -> "Accounting":
+def _prepare(process: Process, log: Log, policy: Policy) -> dict[str, int]:
+    """Make the topics that are missing; returns the lanes of each pool to be counted."""
+    lanes = lanes_to_count(log, process.topics, policy)
+    sums = [process.topics.usage_spec(pool, count) for pool, count in lanes.items()]
+    known = {spec.name for spec in process.topics.of(policy)}
+    log.ensure_topics(
+        [*process.topics.of(policy), *(spec for spec in sums if spec.name not in known)]
+    )
+    return lanes
+
+
+def _application(
+    process: Process, policy: Policy, lanes: dict[str, int], meter: Meter
+) -> "Accounting":
     from accounting.app import Accounting
     from accounting.credentials import CredentialsError, credentials
 
@@ -88,28 +121,26 @@ def _application(process: Process, policy: Policy) -> "Accounting":
         process.notes.info("options of the other Kafka client", ignored=list(mapped.ignored))
     _quiet_libraries(process)
     return Accounting(
-        _settings(process, policy, mapped.credentials),
+        _settings(process, policy, lanes, mapped.credentials),
         SystemClock(),
-        open_meter(process.metrics_port),
+        meter,
         process.notes,
     )
 
 
-def _settings(process: Process, policy: Policy, credentials: object) -> "AccountingSettings":
+def _settings(
+    process: Process, policy: Policy, lanes: dict[str, int], credentials: object
+) -> "AccountingSettings":
     from accounting.app import AccountingSettings
 
     return AccountingSettings(
         kafka=process.settings.kafka,
         topics=process.topics,
-        lanes=_lanes(policy),
+        lanes=lanes,
         buckets=policy.topology.buckets,
         instance=process.instance,
         credentials=credentials,
     )
-
-
-def _lanes(policy: Policy) -> dict[str, int]:
-    return {pool.name: pool.lanes for pool in policy.pools}
 
 
 def _wait_for_policy(process: Process, log: Log, stop: threading.Event) -> Policy | None:
@@ -125,19 +156,18 @@ def _wait_for_policy(process: Process, log: Log, stop: threading.Event) -> Polic
     return None
 
 
-def _lanes_now(process: Process, log: Log, first: Policy) -> Callable[[], dict[str, int]]:
-    """Function that says the lanes of each pool as published now; the last known in doubt."""
-    known = _lanes(first)
+def _lanes_now(process: Process, log: Log, first: dict[str, int]) -> Callable[[], dict[str, int]]:
+    """Function that says the lanes of each pool as they are now; the last known in doubt."""
+    known = first
 
     def lanes_now() -> dict[str, int]:
         nonlocal known
         try:
             policy = published_policy(log, process.topics)
+            if policy is not None:
+                known = lanes_to_count(log, process.topics, policy)
         except (LogError, PolicyError) as error:
             process.notes.warning("the policy can't be read", detail=str(error))
-            return known
-        if policy is not None:
-            known = _lanes(policy)
         return known
 
     return lanes_now

@@ -12,6 +12,7 @@ from accounting.core.windows import bounds
 from fairlane.errors import FairlaneError
 from fairlane.usage_read import read, rows
 from fairlane.usage_show import Report, as_csv, as_json, print_table, remarks
+from schemas.codec import DecodeError
 from schemas.usage import Window
 
 #: Kinds of windows that are asked for by name.
@@ -110,11 +111,13 @@ def _report(
 
     now_ms = time.time_ns() // 1_000_000
     with connected() as (log, topics):
-        counted = read(log, topics)
+        try:
+            counted = read(log, topics)
+        except DecodeError as error:
+            raise UsageError(str(error)) from error
     if not counted.is_begun:
         raise UsageError(
             f"nothing is counted under {topics.prefix!r} yet: run `fairlane accounting`"
         )
     found = rows(counted.sums, window, from_ms, to_ms, tenants, endpoints)
-    since = (lane.since_ms for lane in counted.behind)
-    return Report(window, from_ms, to_ms, found, counted.behind, min(since, default=now_ms), now_ms)
+    return Report(window, from_ms, to_ms, found, counted.behind, now_ms, counted.lost)

@@ -4,21 +4,19 @@ Sums stand by lane (`usage.<pool>`); here they are added up. Of two values of a 
 greater `upto` counts, whatever the order they were written in.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from accounting.core.windows import bounds
-from accounting.names import group
+from accounting.names import lost_key, summed_pools
+from fairlane.usage_lanes import Progress, losses, progress, records, stored
 from schemas.codec import DecodeError, decode_value
-from schemas.log import Log, Partition, Reader, Record, UnavailableError
+from schemas.log import Log, Reader, Record
+from schemas.reasons import Reason
 from schemas.records import Finished, WorkerRecord
 from schemas.topics import Topics
-from schemas.usage import UsageSum, Used, Window
+from schemas.usage import UsageLost, UsageSum, Used, Window
 
-_POLL_RECORDS = 10_000
-_POLL_SECONDS = 0.5
-#: Empty polls in a row before a log that stopped answering is given up.
-_EMPTY_POLLS_MAX = 60
 #: Of a lane that is further behind, the batches are not counted one by one.
 BEHIND_READ_MAX = 20_000
 
@@ -56,28 +54,35 @@ class Counted(NamedTuple):
     behind: list[Behind]
     #: Whether an accounting has ever counted here.
     is_begun: bool
+    #: What retention took before it was counted, noticed then or now.
+    lost: list[UsageLost]
 
 
 def read(log: Log, topics: Topics) -> Counted:
     """Read it all. Raises LogError when the log does not answer.
 
+    Raises DecodeError for a sum that a later release stored.
     How far the accounting has come is asked first, so that the sums hold at least that.
     """
-    pools = _pools(log, topics)
+    pools = summed_pools(log.topics(), topics)
     reader = log.reader()
     try:
-        behind = [found for pool in pools for found in _behind(log, reader, topics, pool)]
-        sums = [total for pool in pools for total in _sums(log, reader, topics.usage(pool))]
-        begun = any(
-            commit is not None
-            for pool in pools
-            for commit in reader.committed(
-                group(topics), _partitions(log, topics.workers(pool))
-            ).values()
-        )
+        lanes = [lane for pool in pools for lane in progress(log, reader, topics, pool)]
+        behind = [found for lane in lanes if (found := _behind(reader, topics, lane))]
+        sums: list[UsageSum] = []
+        lost: dict[bytes, UsageLost] = {}
+        for pool in pools:
+            found_sums, found_lost = stored(log, reader, topics.usage(pool))
+            sums += found_sums
+            lost |= {lost_key(told): told for told in found_lost}
     finally:
         reader.close()
-    return Counted(sums, behind, begun or bool(sums))
+    for told in losses(lanes, sums):
+        known = lost.get(lost_key(told))
+        if known is None or known.to_offset < told.to_offset:
+            lost[lost_key(told)] = told
+    begun = any(lane.committed is not None for lane in lanes) or bool(sums)
+    return Counted(sums, behind, begun, list(lost.values()))
 
 
 def rows(
@@ -114,79 +119,28 @@ def rows(
     return [found[key] for key in sorted(found)]
 
 
-def _pools(log: Log, topics: Topics) -> list[str]:
-    """Pools with sums; those that left the policy too."""
-    prefix = topics.usage("")
-    return [name.removeprefix(prefix) for name in log.topics() if name.startswith(prefix)]
-
-
-def _partitions(log: Log, topic: str) -> list[Partition]:
-    return [(topic, number) for number in range(log.partitions(topic))]
-
-
-def _sums(log: Log, reader: Reader, topic: str) -> Iterable[UsageSum]:
-    latest: dict[bytes, UsageSum] = {}
-    partitions = _partitions(log, topic)
-    spans = {partition: reader.bounds(partition) for partition in partitions}
-    starts = {partition: span.low for partition, span in spans.items()}
-    ends = {partition: span.end for partition, span in spans.items()}
-    for record in _records(reader, starts, ends):
-        if record.key is None:
+def _behind(reader: Reader, topics: Topics, lane: Progress) -> Behind | None:
+    start = max(lane.low, lane.committed or 0)
+    if start >= lane.end:
+        return None
+    is_exact = lane.end - start <= BEHIND_READ_MAX
+    partition = topics.workers(lane.pool), lane.lane
+    batches, since_ms = 0, 0
+    for record in records(reader, {partition: start}, {partition: lane.end}):
+        if (ended_ms := _ended_ms(record)) is None:
             continue
-        if not record.value:
-            latest.pop(record.key, None)
-            continue
-        try:
-            total: UsageSum = decode_value(record, UsageSum)
-        except DecodeError:
-            continue  # not ours: the accounting passes over it too
-        known = latest.get(record.key)
-        if known is None or known.upto <= total.upto:
-            latest[record.key] = total
-    return latest.values()
-
-
-def _behind(log: Log, reader: Reader, topics: Topics, pool: str) -> Iterator[Behind]:
-    partitions = _partitions(log, topics.workers(pool))
-    committed = reader.committed(group(topics), partitions)
-    for partition in partitions:
-        span = reader.bounds(partition)
-        commit = committed[partition]
-        start = max(span.low, commit.offset if commit else span.low)
-        if start >= span.end:
-            continue
-        is_exact = span.end - start <= BEHIND_READ_MAX
-        batches, since_ms = 0, 0
-        for record in _records(reader, {partition: start}, {partition: span.end}):
-            if (ended_ms := _ended_ms(record)) is None:
-                continue
-            batches, since_ms = batches + 1, since_ms or ended_ms
-            if not is_exact:
-                batches = span.end - start
-                break
-        if batches:
-            yield Behind(pool, partition[1], batches, is_exact, since_ms)
+        batches, since_ms = batches + 1, since_ms or ended_ms
+        if not is_exact:
+            batches = lane.end - start
+            break
+    return Behind(lane.pool, lane.lane, batches, is_exact, since_ms) if batches else None
 
 
 def _ended_ms(record: Record) -> int | None:
-    """When a batch ended; None for what finishes none, or can't be read."""
+    """When a batch ended; None for what finishes none, or can't be read by any release."""
     try:
         said: WorkerRecord = decode_value(record, WorkerRecord)
-    except DecodeError:
-        return None
+    except DecodeError as error:
+        # The accounting halts at it, and may find a batch there when it is upgraded.
+        return record.timestamp_ms if error.reason is Reason.UNKNOWN_VERSION else None
     return said.ended_ms or record.timestamp_ms if isinstance(said, Finished) else None
-
-
-def _records(
-    reader: Reader, starts: dict[Partition, int], ends: dict[Partition, int]
-) -> Iterator[Record]:
-    """Records from `starts` up to `ends`. Raises UnavailableError when they don't come."""
-    reader.assign({p: start for p, start in starts.items() if start < ends[p]})
-    left = [p for p, start in starts.items() if start < ends[p]]
-    empty = 0
-    while left := [p for p in left if not reader.reached(p, ends[p])]:
-        found = reader.poll(_POLL_RECORDS, _POLL_SECONDS)
-        yield from (r for r in found if r.offset < ends[r.topic, r.partition])
-        empty = 0 if found else empty + 1
-        if empty > _EMPTY_POLLS_MAX:
-            raise UnavailableError(f"{left[0][0]}: no record arrives and its end is not reached")

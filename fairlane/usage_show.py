@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from accounting.core.sums import GRACE_MS
 from fairlane.usage_read import Behind, Row
-from schemas.usage import Used, Window
+from schemas.log import TRANSACTION_TIMEOUT_MS
+from schemas.usage import UsageLost, Used, Window
 
 #: Where a window's start is cut for people: a day needs no time, a month no day.
 _FORMATS = {Window.DAY: "%Y-%m-%d", Window.MONTH: "%Y-%m"}
@@ -20,18 +22,27 @@ _ALWAYS = frozenset({"requests", "input", "output", "service s"})
 #: Wider than any table of these columns.
 _WIDTH_MAX = 1_000
 _MS_PER_DAY = 86_400_000
+#: A batch is told a while after it ended: its transaction may take that long, and clocks
+#: differ. What takes longer than GRACE_MS is counted as late.
+COUNTED_GRACE_MS = GRACE_MS + TRANSACTION_TIMEOUT_MS
 
 
 class Report(NamedTuple):
-    """What is shown. Everything that ended before `counted_to_ms` is in it."""
+    """What is shown. What ended before `counted_to_ms` is in it, but for what comes late."""
 
     window: Window
     from_ms: int
     to_ms: int
     rows: list[Row]
     behind: list[Behind]
-    counted_to_ms: int
     now_ms: int
+    lost: list[UsageLost]
+
+    @property
+    def counted_to_ms(self) -> int:
+        """Epoch milliseconds up to which all lanes are counted: some while before now."""
+        since = min((lane.since_ms for lane in self.behind), default=self.now_ms)
+        return min(since, self.now_ms) - COUNTED_GRACE_MS
 
     @property
     def total(self) -> Used:
@@ -66,6 +77,12 @@ def row_as_dict(row: Row) -> dict[str, Any]:
     }
 
 
+def lost_as_dict(lost: UsageLost) -> dict[str, Any]:
+    """Offsets of a lane, from the first that is gone up to the first that is not."""
+    names = ("pool", "lane", "from_offset", "to_offset", "noticed_ms")
+    return {name: getattr(lost, name) for name in names}
+
+
 def as_json(report: Report) -> str:
     """One JSON object: the windows, their total, and up to when they are counted."""
     found = {
@@ -75,6 +92,7 @@ def as_json(report: Report) -> str:
         "counted_to": iso(report.counted_to_ms),
         "counted_to_ms": report.counted_to_ms,
         "behind": [lane._asdict() for lane in report.behind],
+        "lost": [lost_as_dict(lost) for lost in report.lost],
         "windows": [row_as_dict(row) for row in report.rows],
         "total": used_as_dict(report.total),
     }
@@ -136,15 +154,17 @@ def _numbers(used: Used) -> dict[str, str]:
 
 
 def remarks(report: Report, kept_ms: int | None) -> list[str]:
-    """Lines below a table: up to when it is counted, which lanes are behind, what is gone."""
+    """Lines below a table: up to when it is counted, which lanes are behind, what was lost."""
+    counted_to = iso(report.counted_to_ms)
     if not report.behind:
-        lines = ["All is counted that ended before now."]
+        grace_s = COUNTED_GRACE_MS // 1_000
+        lines = [f"Counted up to {counted_to}, {grace_s} s before now: younger may be on its way."]
     else:
         lanes = [_lane(lane) for lane in report.behind[:_LANES_SHOWN]]
         if len(report.behind) > _LANES_SHOWN:
             lanes.append(f"{len(report.behind) - _LANES_SHOWN} lanes more")
-        counted_to = iso(report.counted_to_ms)
         lines = [f"Counted up to {counted_to}; not yet counted: {', '.join(lanes)}."]
+    lines += [_loss(lost) for lost in report.lost]
     if kept_ms is not None and report.from_ms < report.now_ms - kept_ms:
         lines.append(
             f"Sums by {report.window.value} are kept for {kept_ms // _MS_PER_DAY} days; "
@@ -156,3 +176,11 @@ def remarks(report: Report, kept_ms: int | None) -> list[str]:
 def _lane(lane: Behind) -> str:
     number = f"{lane.batches:,}" if lane.is_exact else f"up to {lane.batches:,}"
     return f"{number} batches of {lane.pool}[{lane.lane}]"
+
+
+def _loss(lost: UsageLost) -> str:
+    noticed = f", noticed {iso(lost.noticed_ms)}" if lost.noticed_ms else ""
+    return (
+        f"LOST: up to {lost.to_offset - lost.from_offset:,} records of {lost.pool}[{lost.lane}] "
+        f"were dropped by retention before they were counted{noticed}."
+    )

@@ -6,20 +6,21 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from accounting.core.windows import DAY_MS, MINUTE_MS
-from accounting.names import group
+from accounting.names import group, lost_key
 from adapters.memory import MemoryLog
 from fairlane.run_accounting import AccountingError, need_faust
 from fairlane.usage import UsageError, parse_time, span
 from fairlane.usage_read import Behind, Row, read, rows
-from fairlane.usage_show import Report, as_csv, as_json, print_table, remarks
-from schemas.codec import encode
+from fairlane.usage_show import COUNTED_GRACE_MS, Report, as_csv, as_json, print_table, remarks
+from schemas.codec import DecodeError, encode
 from schemas.log import Commit
 from schemas.records import VERSION, Seen
 from schemas.topics import Topics
-from schemas.usage import UsageSum, Used, Window
+from schemas.usage import UsageLost, UsageSum, Used, Window
 from tests.support.accounting import BEFORE_MIDNIGHT_MS, finished, policy
 from tests.support.lanes import ManualClock
 
@@ -68,7 +69,7 @@ def test_what_is_no_sum_is_passed_over(log: MemoryLog) -> None:
 
 
 def test_a_lane_is_behind_by_the_batches_that_are_not_counted(log: MemoryLog) -> None:
-    assert read(log, TOPICS) == ([], [], False)
+    assert read(log, TOPICS) == ([], [], False, [])
     producer = log.producer()
     topic = TOPICS.workers("gpu")
     for said in (
@@ -85,7 +86,89 @@ def test_a_lane_is_behind_by_the_batches_that_are_not_counted(log: MemoryLog) ->
     reader.commit(group(TOPICS), {(topic, 1): Commit(1, "")})
     assert read(log, TOPICS).behind == [Behind("gpu", 1, 2, is_exact=True, since_ms=2_000)]
     reader.commit(group(TOPICS), {(topic, 1): Commit(4, "")})
-    assert read(log, TOPICS) == ([], [], True)
+    assert read(log, TOPICS) == ([], [], True, [])
+
+
+def test_what_a_later_release_stored_is_not_passed_over(log: MemoryLog) -> None:
+    publish(log, b"a", msgspec.structs.replace(total(0, 5, 50), v=VERSION + 1))
+    with pytest.raises(DecodeError, match=r"t\.usage\.gpu\[0\]@0: unknown_version"):
+        read(log, TOPICS)
+
+
+def test_what_a_later_release_says_is_behind(log: MemoryLog) -> None:
+    producer = log.producer()
+    said = msgspec.structs.replace(finished(1, 1_000, [("acme", "gpu")]), v=VERSION + 1)
+    producer.send(TOPICS.workers("gpu"), 1, encode(said))
+    producer.close()
+    assert [(lane.lane, lane.batches) for lane in read(log, TOPICS).behind] == [(1, 1)]
+
+
+def test_lanes_that_never_had_a_sum_are_behind() -> None:
+    log = MemoryLog(ManualClock())
+    log.ensure_topics([spec for spec in TOPICS.of(policy(gpu=1)) if ".usage." not in spec.name])
+    producer = log.producer()
+    producer.send(TOPICS.workers("gpu"), 0, encode(finished(1, 1_000, [("acme", "gpu")])))
+    producer.close()
+    assert len(read(log, TOPICS).behind) == 1
+
+
+def drop(log: MemoryLog, before: int, commit: int | None) -> None:
+    """Ten batches on lane 0, of which the first `before` are dropped."""
+    topic = TOPICS.workers("gpu")
+    producer = log.producer()
+    for number in range(10):
+        producer.send(topic, 0, encode(finished(number, 1_000, [("acme", "gpu")])))
+    producer.close()
+    log.delete_records({(topic, 0): before})
+    if commit is not None:
+        reader = log.reader()
+        reader.commit(group(TOPICS), {(topic, 0): Commit(commit, "")})
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    ("commit", "upto", "lost"),
+    [
+        (3, None, (3, 8)),
+        (3, 5, (5, 8)),
+        (None, 5, (5, 8)),
+        (8, None, None),
+        (7, None, None),  # a marker alone
+        (10, 8, None),
+        (None, None, None),  # never counted: begins now
+    ],
+)
+def test_what_retention_took_before_it_was_counted_is_told(
+    log: MemoryLog, commit: int | None, upto: int | None, lost: tuple[int, int] | None
+) -> None:
+    drop(log, 8, commit)
+    if upto is not None:
+        publish(log, b"a", total(0, upto, 1))
+    found = [(told.from_offset, told.to_offset) for told in read(log, TOPICS).lost]
+    assert found == ([lost] if lost else [])
+
+
+def test_a_loss_that_was_written_down_is_told_for_good(log: MemoryLog) -> None:
+    drop(log, 10, 10)
+    producer = log.producer()
+    told = UsageLost(VERSION, "gpu", 0, 3, 8, BEFORE_MIDNIGHT_MS)
+    producer.send(TOPICS.usage("gpu"), 0, encode(told), key=lost_key(told))
+    producer.close()
+    assert read(log, TOPICS).lost == [told]
+    shown = report()._replace(lost=[told])
+    assert json.loads(as_json(shown))["lost"] == [
+        {
+            "pool": "gpu",
+            "lane": 0,
+            "from_offset": 3,
+            "to_offset": 8,
+            "noticed_ms": BEFORE_MIDNIGHT_MS,
+        }
+    ]
+    assert remarks(shown, None)[1] == (
+        "LOST: up to 5 records of gpu[0] were dropped by retention before they were counted, "
+        "noticed 2026-03-31T23:59:30Z."
+    )
 
 
 def test_lanes_are_added_up_and_the_rest_is_left_out() -> None:
@@ -138,8 +221,7 @@ def test_ends_inside_of_a_window_are_refused(
 
 def report(*behind: Behind) -> Report:
     found = rows([total(0, 1, 1_234_567), total(0, 1, 3, "globex")], Window.DAY, 0, 2**60)
-    counted_to_ms = min((lane.since_ms for lane in behind), default=BEFORE_MIDNIGHT_MS)
-    return Report(Window.DAY, 0, 2**40, found, list(behind), counted_to_ms, BEFORE_MIDNIGHT_MS)
+    return Report(Window.DAY, 0, 2**40, found, list(behind), BEFORE_MIDNIGHT_MS, [])
 
 
 def test_json_and_csv_say_the_same() -> None:
@@ -148,7 +230,8 @@ def test_json_and_csv_say_the_same() -> None:
     assert [{k: str(v) for k, v in window.items()} for window in shown["windows"]] == lines
     assert shown["total"]["input_tokens"] == 1_234_570
     assert shown["windows"][0]["start"] == "2026-03-31T00:00:00Z"
-    assert shown["counted_to"] == "2026-03-31T23:59:30Z"
+    assert shown["counted_to"] == "2026-03-31T23:58:25Z"
+    assert shown["lost"] == []
 
 
 def test_a_table_cuts_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,13 +244,16 @@ def test_a_table_cuts_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_remarks_say_how_far_it_is_counted_and_what_is_gone() -> None:
-    assert remarks(report(), None) == ["All is counted that ended before now."]
+    assert COUNTED_GRACE_MS == 65_000
+    assert remarks(report(), None) == [
+        "Counted up to 2026-03-31T23:58:25Z, 65 s before now: younger may be on its way."
+    ]
     behind = report(
         Behind("gpu", 0, 2, is_exact=True, since_ms=BEFORE_MIDNIGHT_MS),
         Behind("gpu", 1, 50_000, is_exact=False, since_ms=BEFORE_MIDNIGHT_MS - MINUTE_MS),
     )
     counted, kept = remarks(behind, 2 * DAY_MS)
-    assert counted.startswith("Counted up to 2026-03-31T23:58:30Z; not yet counted: ")
+    assert counted.startswith("Counted up to 2026-03-31T23:57:25Z; not yet counted: ")
     assert counted.endswith("2 batches of gpu[0], up to 50,000 batches of gpu[1].")
     assert kept == "Sums by day are kept for 2 days; days and months stay."
 
