@@ -37,13 +37,18 @@ class EngineBatch(NamedTuple):
 
 
 class EngineOutcome(NamedTuple):
-    """How one request ended. `reason` is a member of `Reason`, empty after success."""
+    """How one request ended. `reason` is a member of `Reason`, empty after success.
+
+    `is_timed` says that `usage.service_ms` is the engine's own figure, also where it is 0;
+    otherwise the slot fills 0 in with the batch's time.
+    """
 
     end: End
     output: bytes = b""
     usage: Usage = Usage()
     reason: str = ""
     detail: str = ""
+    is_timed: bool = False
 
 
 def failed(reason: Reason, detail: str) -> EngineOutcome:

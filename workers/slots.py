@@ -86,7 +86,7 @@ class ThreadSlots:
 
 def _timed(outcome: EngineOutcome, took_ms: int) -> EngineOutcome:
     """Fill the service time in where the engine left it out."""
-    if outcome.usage.service_ms:
+    if outcome.is_timed or outcome.usage.service_ms:
         return outcome
     return outcome._replace(usage=replace(outcome.usage, service_ms=took_ms))
 

@@ -102,14 +102,15 @@ def test_service_time_is_measured_where_the_engine_leaves_it_out() -> None:
         return [
             EngineOutcome(End.SUCCEEDED),
             EngineOutcome(End.SUCCEEDED, b"", Usage(service_ms=3)),
+            EngineOutcome(End.SUCCEEDED, is_timed=True),
         ]
 
     gate = Gate(slow)
     gate.open.set()
     slots = ThreadSlots(gate, 1, clock)
-    slots.start(10, batch(1))
+    slots.start(10, batch(1, (1, 2, 3)))
     (done,) = wait_for(slots, 1)
-    assert [outcome.usage.service_ms for outcome in done.outcomes] == [40, 3]
+    assert [outcome.usage.service_ms for outcome in done.outcomes] == [40, 3, 0]
     slots.close()
 
 
