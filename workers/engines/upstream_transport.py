@@ -1,12 +1,13 @@
-"""A transport of httpx whose reads can be given up: by a cancel, or when a call took too long.
+"""A transport of httpx whose calls can be given up: by a cancel, or when a call took too long.
 
-A socket that waits for its next byte hears nobody. So a read here waits in short steps and
-looks, between two of them, at the *watch* of the call that its thread makes. What it raises
-closes the connection, and a server whose client has gone stops generating.
+A socket that waits for its next byte hears nobody. So reads and writes here wait in short
+steps and look, between two of them, at the *watch* of the call that their thread makes. What
+it raises closes the connection, and a server whose client has gone stops generating.
 
 What belongs here: connections. What does not: what is sent over them.
 """
 
+import socket
 import ssl
 import threading
 import time
@@ -19,6 +20,8 @@ import httpx
 #: How often a waiting read looks whether its call is still wanted, seconds: soon enough for a
 #: person, rare enough that a thousand waiting slots take little of the processor.
 LOOK_S = 0.1
+#: Sent in one step: a piece that a connection takes at once is not looked at in between.
+PIECE_BYTES = 262_144
 #: Idle connections are kept so long, seconds: less than the five after which servers under
 #: uvicorn hang up, or a call would be written into a connection that is being closed.
 KEEPALIVE_S = 4.0
@@ -49,7 +52,7 @@ class TooLongError(Exception):
 
 
 class Watch:
-    """What one call's reads look at: whether it is wanted, and until when it may take.
+    """What one call's reads and writes look at: whether it is wanted, and until when it may take.
 
     `until_s` is on the clock of `time.monotonic`.
     """
@@ -84,7 +87,7 @@ class WatchedTransport(httpx.BaseTransport):
         )
 
     def watch(self, watch: Watch | None) -> None:
-        """Say what reads of this thread look at from now on; None: at nothing."""
+        """Say what calls of this thread look at from now on; None: at nothing."""
         self._calls.watch = watch
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -144,7 +147,7 @@ class _Backend(httpcore.SyncBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A stream whose reads wait in short steps, and whose writes go together.
+    """A stream that waits in short steps, and whose writes go together.
 
     Head and body of a request are written apart; sent apart they wake the server twice. So
     they wait for the first read.
@@ -175,7 +178,11 @@ class _Stream(httpcore.NetworkStream):
         if self._unsent:
             data = b"".join(self._unsent)
             self._unsent.clear()
-            self._stream.write(data, timeout)
+            watch: Watch | None = getattr(self._calls, "watch", None)
+            if watch is None:
+                self._stream.write(data, timeout)
+            else:
+                _send_watched(self._stream.get_extra_info("socket"), data, timeout, watch)
 
     def close(self) -> None:
         self._stream.close()
@@ -191,3 +198,27 @@ class _Stream(httpcore.NetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
+
+
+def _send_watched(
+    connected: socket.socket, data: bytes, timeout: float | None, watch: Watch
+) -> None:
+    """Send all, looking at the watch; who reads nothing for `timeout` seconds is given up.
+
+    The stream's own write can't be used: after a time-out nobody knows how much it sent.
+    """
+    left = memoryview(data)
+    most_s = timeout if timeout is not None else float("inf")
+    until_s = time.monotonic() + most_s
+    while left:
+        connected.settimeout(min(LOOK_S, watch.look()))
+        try:
+            sent = connected.send(left[:PIECE_BYTES])
+        except TimeoutError:
+            if time.monotonic() >= until_s:
+                raise httpcore.WriteTimeout(f"nothing was read for {timeout:g} s") from None
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from error
+        else:
+            left = left[sent:]
+            until_s = time.monotonic() + most_s
