@@ -15,7 +15,11 @@ all later ones by C; calls are those of one x-request-id. GET /seen tells what w
     error=K            an error event after K  slow=MS           so long before each event
     garbage            200, and no JSON        endless longline  never stops sending
     linger             the end of the stream's last piece never comes
+    undone             no [DONE] after the finish reason
     json               a whole answer although a stream was asked for
+    lost moved         404 as any web server says it, 302 to elsewhere
+    deep               200, and JSON nested too deeply for anybody
+    odd                a stream whose calls of tools are none
 """
 
 import asyncio
@@ -206,8 +210,15 @@ async def _act(out: _Out, path: str, body: dict[str, Any], act: str) -> None:
     elif name.isdecimal():
         after = formatdate(time.time() + 2, usegmt=True) if value == "date" else value
         headers = [f"retry-after: {after}"] if value else []
-        error = {"message": f"scripted {name}", "type": "scripted", "param": None}
+        message = f"scripted {name}{body.get('say', '')}"
+        error = {"message": message, "type": "scripted", "param": None}
         out.json({"error": {**error, "code": int(name)}}, int(name), *headers)
+    elif name == "lost":
+        out.json({"detail": "Not Found"}, 404)
+    elif name == "moved":
+        out.whole(b"", 302, "location: https://elsewhere.example/v1")
+    elif name == "deep":
+        out.whole(b'{"choices":' + b"[" * 20_000 + b"]" * 20_000 + b"}")
     elif path == "/v1/embeddings":
         _embed(out, body, name)
     elif not body.get("stream") or name == "json":
@@ -248,14 +259,28 @@ async def _complete(out: _Out, path: str, body: dict[str, Any], name: str) -> No
     out.json(answer)
 
 
-async def _stream(out: _Out, path: str, body: dict[str, Any], name: str, value: float) -> None:
-    out.begin()
-    base = {"id": "a-1", "created": 1, "model": body.get("model", "none")}
-    base["object"] = "chat.completion.chunk" if "chat" in path else "text_completion"
+async def _stray(out: _Out, path: str, base: dict[str, Any], name: str) -> None:
+    """What comes before a stream, or instead of it."""
     if name == "longline":
         await out.piece(b"data: ")
     while name in {"endless", "longline"}:
         await out.piece(b"x" * PIECE if name == "longline" else _delta(base, path, "x" * PIECE))
+    for function in ("text", {"name": "f"}) if name == "odd" else ():
+        call = {"index": 0, "function": function}
+        await out.event({**base, "choices": [_chunk(path, {"tool_calls": [call]})]})
+
+
+async def _finish(out: _Out, path: str, base: dict[str, Any], body: dict[str, Any]) -> None:
+    why = "tool_calls" if body.get("tools") else "stop"
+    last = _chunk(path, {} if "chat" in path else {"text": ""})
+    await out.event({**base, "choices": [{**last, "finish_reason": why}]})
+
+
+async def _stream(out: _Out, path: str, body: dict[str, Any], name: str, value: float) -> None:
+    out.begin()
+    base = {"id": "a-1", "created": 1, "model": body.get("model", "none")}
+    base["object"] = "chat.completion.chunk" if "chat" in path else "text_completion"
+    await _stray(out, path, base, name)
     if "chat" in path:
         await out.event({**base, "choices": [_chunk(path, {"role": "assistant", "content": ""})]})
     await out.piece(b": keep-alive\n\n")
@@ -274,12 +299,11 @@ async def _stream(out: _Out, path: str, body: dict[str, Any], name: str, value: 
     if name == "error":
         await out.event({"error": {"message": "scripted", "type": "internal", "code": 500}})
     if name not in {"nodone", "error"}:
-        why = "tool_calls" if body.get("tools") else "stop"
-        last = _chunk(path, {} if "chat" in path else {"text": ""})
-        await out.event({**base, "choices": [{**last, "finish_reason": why}]})
+        await _finish(out, path, base, body)
         if name != "nousage" and (body.get("stream_options") or {}).get("include_usage"):
             await out.event({**base, "choices": [], "usage": usage(body, count)})
-        await out.piece(b"data: [DONE]\n\n")
+        if name != "undone":
+            await out.piece(b"data: [DONE]\n\n")
     await out.close(lingers=name == "linger")
 
 

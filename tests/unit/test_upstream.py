@@ -1,16 +1,18 @@
 """The engine `upstream` before a real server: what it sends, what it makes of each answer."""
 
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from schemas.records import End
 from tests.support.openai_server import OpenAiServer, vector
-from tests.support.upstreams import Upstream, chat, upstream
-from workers.engine import EngineOutcome
-from workers.engines.upstream_http import ANSWER_BYTES_MAX
+from tests.support.upstreams import PATIENCE_S, Upstream, chat, upstream
+from workers.engine import EngineBatch, EngineOutcome, EngineRequest
+from workers.engines.upstream_http import ANSWER_BYTES_MAX, Try
+from workers.engines.upstream_wire import Call
 
 STREAMED = [False, True]
 
@@ -69,11 +71,35 @@ def test_the_trace_the_id_and_the_key_travel_and_nothing_else_of_the_caller() ->
     assert "x" not in headers
 
 
-def test_usage_is_asked_for_in_a_stream_unless_the_caller_says_otherwise(up: Upstream) -> None:
-    up.run(chat("hi", stream=True))
-    up.run(chat("hi", stream=True, stream_options={"include_usage": False}))
-    said = [seen.json["stream_options"]["include_usage"] for seen in up.server.seen]
-    assert said == [True, False]
+@pytest.mark.parametrize("path", ["messages", "prompt"])
+@pytest.mark.parametrize(
+    "options", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False, "x": 1}}]
+)
+def test_no_caller_switches_the_usage_of_a_stream_off(
+    up: Upstream, path: str, options: dict[str, Any]
+) -> None:
+    body = chat("hi") if path == "messages" else {"prompt": "hi"}
+    outcome = up.run({**body, "stream": True, **options})
+    own = options.get("stream_options") or {}
+    assert up.server.seen[0].json["stream_options"] == {**own, "include_usage": True}
+    assert outcome.usage.input_tokens == 1  # as the server counts
+    assert json.loads(outcome.output)["usage"]["prompt_tokens"] == 1
+
+
+def test_options_of_a_stream_are_left_where_there_is_none(up: Upstream) -> None:
+    up.run(chat("hi", stream=False, stream_options=None))
+    assert up.server.seen[0].json["stream_options"] is None
+
+
+@pytest.mark.parametrize(
+    "members", [{"stream": 1}, {"stream": "yes"}, {"stream": True, "stream_options": 5}]
+)
+def test_a_stream_that_servers_would_guess_at_is_refused(
+    up: Upstream, members: dict[str, Any]
+) -> None:
+    outcome = up.run(chat("hi", **members))
+    assert (outcome.reason, up.server.seen) == ("engine_refused", [])
+    assert "stream" in outcome.detail
 
 
 def test_connections_are_kept(up: Upstream) -> None:
@@ -89,6 +115,16 @@ def test_a_body_that_makes_no_call_is_refused_without_one(up: Upstream, body: ob
     assert (outcome.end, outcome.reason) == (End.FAILED, "engine_refused")
     assert "the body" in outcome.detail
     assert up.server.seen == []
+
+
+DEEP = b"[" * 20_000 + b"]" * 20_000
+
+
+@pytest.mark.parametrize("body", [DEEP, b'{"messages":' + DEEP + b"}", b'{"input":' + DEEP + b"}"])
+def test_a_body_nested_too_deeply_is_refused_alone(up: Upstream, body: bytes) -> None:
+    deep, other = up.run_all(body, chat("hi"))
+    assert (deep.reason, "nested too deeply" in deep.detail) == ("engine_refused", True)
+    assert other.end is End.SUCCEEDED
 
 
 # --- what is answered
@@ -139,7 +175,7 @@ def test_a_whole_answer_to_a_stream_is_taken(up: Upstream) -> None:
 # --- what goes wrong
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 402, 404, 413, 422])
 def test_a_4xx_ends_the_request_with_the_servers_words(up: Upstream, status: int) -> None:
     outcome = up.run(chat(f"script:{status}"))
     assert (outcome.end, outcome.reason) == (End.FAILED, "engine_refused")
@@ -222,13 +258,67 @@ def test_a_silent_server_is_given_up(setting: str) -> None:
         assert up.acts == ["hang"] * 3
 
 
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """A server that takes connections and never reads from one."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+#: More than the buffers of a connection take.
+LONG = "x" * (16 << 20)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("whole_s", "the call took longer than 0.3 s"), ("between_s", "WriteTimeout")],
+)
+def test_a_server_that_does_not_read_is_given_up(deaf: str, setting: str, words: str) -> None:
+    with upstream(key="", url=deaf, tries=1, **{setting: 0.3}) as up:
+        outcome = up.run(chat(LONG))
+    assert outcome.reason == "engine_failed"
+    assert words in outcome.detail
+
+
+def test_a_cancel_is_heard_while_a_server_does_not_read(deaf: str) -> None:
+    looks = iter(range(1_000_000))
+    with upstream(url=deaf, tries=1, between_s=2 * PATIENCE_S) as up:
+        outcome = up.run(chat(LONG), cancelled=lambda _: next(looks) > 40)
+    assert outcome.end is End.CANCELLED
+    assert next(looks) < 50
+
+
+def test_a_long_body_comes_whole(up: Upstream) -> None:
+    text = "long " * 1_000_000
+    up.run(chat(text))
+    assert up.server.seen[0].json["messages"][0]["content"] == text
+
+
 def test_a_server_that_is_not_there_ends_by_name() -> None:
     with OpenAiServer() as gone:
         pass
     with upstream(url=gone.url) as up:
         outcome = up.run(chat("hi"))
     assert outcome.reason == "engine_failed"
-    assert outcome.detail.startswith(f"after 3 tries: connecting {gone.url}")
+    assert outcome.detail == "after 3 tries: connecting to the server: ConnectError"
+
+
+def test_an_address_is_for_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is gone is logged once until it answers again, not once a try."""
+    with OpenAiServer() as gone:
+        pass
+    with upstream(url=gone.url) as up:
+        details = [up.run(chat("hi")).detail for _ in range(3)]
+    assert not any(str(gone.port) in detail or "127.0.0.1" in detail for detail in details)
+    assert [gone.url in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_server_that_speaks_of_its_address_is_not_quoted(up: Upstream) -> None:
+    outcome = up.run(chat("script:400", say=f" at {up.server.url}/v1, 127.0.0.1:{up.server.port}"))
+    assert outcome.detail == "400: scripted 400 at [server]/v1, [server]"
 
 
 def test_the_number_of_tries_is_a_setting() -> None:
@@ -278,12 +368,72 @@ def test_embeddings_with_other_options_go_alone(up: Upstream) -> None:
     assert [outcome.end for outcome in outcomes] == [End.SUCCEEDED] * 2
 
 
+@pytest.mark.parametrize("act", ["deep", "odd"])
+def test_a_malformed_answer_ends_its_own_request_alone(up: Upstream, act: str) -> None:
+    odd, other = up.run_all(chat(f"script:{act}", stream=True), chat("hi", stream=True))
+    assert (odd.end, odd.reason) == (End.FAILED, "engine_failed")
+    assert other.end is End.SUCCEEDED
+
+
+def test_a_fault_of_the_engine_ends_its_own_request_alone(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(call: Call, request: EngineRequest, cancelled: Callable[[], bool]) -> Try:
+        if request.id == "id-1":
+            raise TypeError(up.server.url)
+        return whole(call, request, cancelled)
+
+    whole = up.engine._server.call
+    monkeypatch.setattr(up.engine._server, "call", call)
+    broken, other = up.run_all(chat("hi"), chat("you"))
+    assert (broken.reason, broken.detail) == ("engine_failed", "the engine failed: TypeError")
+    assert other.end is End.SUCCEEDED
+
+
 @pytest.mark.parametrize("status", ["400", "500"])
 def test_one_bad_text_harms_no_neighbour(up: Upstream, status: str) -> None:
     good, bad, other = up.run_all("one", f"script:{status}", ["two", "three"])
     assert (good.end, bad.end, other.end) == (End.SUCCEEDED, End.FAILED, End.SUCCEEDED)
     assert f"{status}: scripted" in bad.detail
     assert json.loads(good.output)["data"][0]["embedding"] == vector("one")
+
+
+@pytest.mark.parametrize("act", ["close", "503"])
+def test_a_server_that_is_down_is_not_called_again_for_each_text(up: Upstream, act: str) -> None:
+    texts = [f"script:{act}", "two", "three", "four"]
+    outcomes = up.run_all(*texts)
+    assert up.acts == [act] * 3
+    assert {outcome.reason for outcome in outcomes} == {"engine_failed"}
+    assert {outcome.detail[:14] for outcome in outcomes} == {"after 3 tries:"}
+
+
+def test_what_failed_together_has_one_more_try_alone(up: Upstream) -> None:
+    """llama.cpp answers 500 to a text that is too long: the others are well, but not 12 calls."""
+    outcomes = up.run_all("one", "script:500", "three", "four")
+    assert up.acts.count("500") == 3 + 1
+    assert up.acts.count("ok") == 3
+    assert outcomes[1].detail == "after 4 tries: 500: scripted 500"
+
+
+def test_the_time_of_a_call_together_is_carried_on(
+    up: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(call: Call, request: EngineRequest, cancelled: Callable[[], bool]) -> Try:
+        up.clock.waited_s += 2.0 * (call.requests > 1)
+        return whole(call, request, cancelled)
+
+    whole = up.engine._server.call
+    monkeypatch.setattr(up.engine._server, "call", call)
+    good, bad = up.run_all("one", "script:400")
+    assert (good.end, bad.reason) == (End.SUCCEEDED, "engine_refused")
+    assert [good.usage.service_ms, bad.usage.service_ms] == [2_000, 2_000]
+
+
+def test_texts_that_nobody_wants_end_together(up: Upstream) -> None:
+    requests = tuple(up.request(text) for text in ("script:hang", "two"))
+    outcomes = up.engine.run(EngineBatch(1, requests), lambda _: bool(up.acts))
+    assert [outcome.end for outcome in outcomes] == [End.CANCELLED] * 2
+    assert up.acts == ["hang"]
 
 
 def test_chats_of_a_batch_are_called_abreast(up: Upstream) -> None:

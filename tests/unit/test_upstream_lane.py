@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from schemas.codec import header, join
-from schemas.records import VERSION, Batch, Finished, Item
+from schemas.records import VERSION, Batch, End, Finished, Item
 from tests.support.lanes import POOL, LaneWorld
 from tests.support.upstreams import Upstream, chat, until, upstream
 from workers.lane import Lane
@@ -118,4 +118,18 @@ def test_a_batch_of_texts_is_one_call_and_one_result_each(up: Upstream) -> None:
     ended = world.wait_for(3)
     assert [end for end, _, _ in ended.values()].count("succeeded") == 2
     assert ended["r-1-2"] == ("failed", "engine_refused", "400: scripted 400")
+    world.close()
+
+
+def test_a_wait_without_a_call_is_no_service(up: Upstream) -> None:
+    """One request's 429 holds the other at the gate until its deadline: nothing was served."""
+    world = World(up, slots=2)
+    up.clock.on_wait = lambda: world.clock.advance(100)
+    late = up.run(chat("script:429=50"), deadline_ms=up.clock.now_ms() + 1_000)
+    assert late.end is End.EXPIRED
+    world.send_bodies([chat("hi")], deadline_ms=up.clock.now_ms() + 5_000)
+    assert world.wait_for(1) == {"r-1-0": ("expired", "deadline", "")}
+    assert len(up.acts) == 1
+    (result,) = [result for result, _ in world.results()]
+    assert result.usage.service_ms == 0
     world.close()

@@ -10,8 +10,8 @@ from schemas.records import End
 from tests.support.openai_server import OpenAiServer
 from tests.support.upstreams import PATIENCE_S, Upstream, WaitedTime, chat, until, upstream
 from workers.engine import EngineBatch, EngineOutcome
-from workers.engines.upstream import PAUSED_S_MAX, Pace, UpstreamEngine, UpstreamSettings
-from workers.engines.upstream_gate import PAUSE_S, PAUSE_S_MAX, PAUSE_S_MIN, Gate
+from workers.engines.upstream import BARRED, PAUSED_S_MAX, Pace, UpstreamEngine, UpstreamSettings
+from workers.engines.upstream_gate import BARRED_PAUSE_S, PAUSE_S, PAUSE_S_MAX, PAUSE_S_MIN, Gate
 from workers.engines.upstream_transport import LOOK_S
 
 
@@ -70,6 +70,55 @@ def test_a_server_that_stays_busy_is_given_up_by_name(up: Upstream) -> None:
     assert PAUSED_S_MAX <= up.clock.waited_s <= PAUSED_S_MAX + PAUSE_S_MAX
 
 
+# --- a worker that is not let in
+
+
+@pytest.mark.parametrize("act", ["401", "403", "lost", "moved"])
+def test_who_is_not_let_in_waits_until_the_operator_has_mended_it(
+    up: Upstream, act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert up.run(chat(f"script:{act},{act},ok")).end is End.SUCCEEDED
+    assert up.clock.waited_s == pytest.approx(2 * BARRED_PAUSE_S)
+    alarms = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(alarms) == 2
+    assert all(up.server.url in alarm and "--upstream-url" in alarm for alarm in alarms)
+
+
+def test_a_key_that_is_refused_is_in_no_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    with upstream(key="scripted") as up:
+        up.run(chat("script:401,ok"))
+    assert "401: [key] 401" in caplog.text
+    assert "scripted" not in caplog.text
+
+
+@pytest.mark.parametrize("act", ["401", "403", "lost", "moved"])
+def test_a_worker_that_is_never_let_in_ends_by_name_and_tells_tenants_nothing_of_it(
+    up: Upstream, act: str
+) -> None:
+    outcome = up.run(chat(f"script:{act}"))
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_failed")
+    assert outcome.detail == f"{BARRED} for {PAUSED_S_MAX:.0f} s"
+    assert PAUSED_S_MAX <= up.clock.waited_s <= PAUSED_S_MAX + PAUSE_S_MAX
+
+
+@pytest.mark.parametrize(("act", "said"), [("403", "scripted 403"), ("lost", "Not Found")])
+def test_a_request_that_alone_is_not_let_in_is_refused(up: Upstream, act: str, said: str) -> None:
+    """Others that are called later are answered: neither key nor address is wrong."""
+    others: list[EngineOutcome] = []
+
+    def ask_meanwhile() -> None:
+        up.clock.on_wait = lambda: None
+        up.clock.waited_s += BARRED_PAUSE_S
+        others.append(up.run(chat("hi")))
+
+    up.clock.on_wait = ask_meanwhile
+    outcome = up.run(chat(f"script:{act}"))
+    assert [other.end for other in others] == [End.SUCCEEDED]
+    assert (outcome.end, outcome.reason) == (End.FAILED, "engine_refused")
+    assert said in outcome.detail
+    assert len(up.acts) == 3
+
+
 def test_nobody_calls_before_the_gate_opens(up: Upstream) -> None:
     """The server says 429 once; then four slots have requests, and none calls until it may."""
     waiting = threading.Semaphore(0)
@@ -103,11 +152,12 @@ def test_nobody_calls_before_the_gate_opens(up: Upstream) -> None:
 def test_a_gate_that_is_closed_again_keeps_the_later_opening() -> None:
     now = [0.0]
     gate = Gate(lambda: now[0])
-    gate.close(10)
-    gate.close(2)
+    assert gate.close(10)
+    assert not gate.close(2)  # it was closed: no second alarm
     assert gate.left_s == 10
     now[0] = 11.0
     assert gate.left_s == 0
+    assert gate.close(2)
 
 
 # --- back-off

@@ -15,7 +15,7 @@ from workers.engines.upstream_answers import (
 )
 from workers.engines.upstream_embeddings import shares
 from workers.engines.upstream_stream import Assembly, EventError, Events, TooLargeError
-from workers.engines.upstream_wire import CHAT
+from workers.engines.upstream_wire import CHAT, call_for
 
 
 def event(delta: dict[str, Any], index: int = 0, finish: str | None = None) -> bytes:
@@ -103,6 +103,79 @@ def test_several_choices_stay_apart_and_all_must_finish() -> None:
     assert [choice["message"]["content"] for choice in choices] == ["a", "b"]
 
 
+def test_a_choice_that_never_came_is_missed() -> None:
+    assembly = Assembly(CHAT, 10_000, wanted=2)
+    assembly.take(event({"content": "a"}, 0, "stop"))
+    assert not assembly.is_complete
+    assembly.take(event({"content": "b"}, 1, "stop"))
+    assert assembly.is_complete
+
+
+@pytest.mark.parametrize(
+    ("body", "choices"),
+    [
+        ({"messages": [], "n": 3}, 3),
+        ({"messages": []}, 1),
+        ({"messages": [], "n": "many"}, 1),
+        ({"prompt": "a", "n": 2}, 2),
+        ({"prompt": ["a", "b"], "n": 2}, 4),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1], [2, 3]]}, 2),
+    ],
+)
+def test_a_body_says_how_many_choices_it_wants(body: dict[str, Any], choices: int) -> None:
+    assert call_for(json.dumps(body).encode()).choices == choices
+
+
+def test_a_stream_that_ends_before_all_choices_is_broken() -> None:
+    """The server knows one choice, two are wanted, and `[DONE]` never comes."""
+    with upstream(tries=1) as up:
+        outcome = up.run(chat("script:undone hi", stream=True, n=2))
+        assert "before its end" in outcome.detail
+        assert up.run(chat("script:undone hi", stream=True)).output
+
+
+def test_what_is_empty_in_a_later_piece_of_a_call_replaces_nothing() -> None:
+    def piece(**rest: Any) -> bytes:
+        return event({"tool_calls": [{"index": 0, **rest}]})
+
+    answer = assembled(
+        piece(id="a", type="function", function={"name": "f", "arguments": "{"}),
+        piece(id="", type="", function={"name": "", "arguments": "}"}),
+        piece(id=None, function={"name": None}),
+    )
+    assert answer["choices"][0]["message"]["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ]
+
+
+def test_a_function_call_of_the_old_kind_joins() -> None:
+    answer = assembled(
+        event({"role": "assistant", "content": None, "function_call": {"name": "f"}}),
+        event({"function_call": {"name": "", "arguments": '{"a"'}}),
+        event({"function_call": {"arguments": ": 1}"}}, finish="function_call"),
+    )
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "f", "arguments": '{"a": 1}'},
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"function": "text"}, {"function": {"name": "f"}}),
+        ({"function": {"name": "f"}}, {"function": "text"}),
+        ({"function": {"arguments": 5}}, {"function": {"arguments": "x"}}),
+        ({"function": {"arguments": {}}}, {"function": {"arguments": "x"}}),
+    ],
+)
+def test_a_call_of_two_shapes_is_told(one: dict[str, Any], other: dict[str, Any]) -> None:
+    with pytest.raises(AnswerError, match="two shapes"):
+        assembled(*(event({"tool_calls": [{"index": 0, **part}]}) for part in (one, other)))
+
+
 def test_log_probabilities_join() -> None:
     def piece(token: str) -> bytes:
         document = json.loads(event({"content": token}))
@@ -131,6 +204,8 @@ def test_done_without_any_choice_is_no_answer() -> None:
         b'{"choices": [{"index": -1}]}',
         b'{"choices": [{"index": 1000000}]}',
         b'{"choices": [{"delta": {"tool_calls": [7]}}]}',
+        b'{"choices": [{"delta": {"tool_calls": 5}}]}',
+        b'{"choices": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     ],
 )
 def test_a_piece_out_of_shape_is_told(data: bytes) -> None:

@@ -47,6 +47,8 @@ def object_of(data: bytes) -> dict[str, Any]:
         said = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise AnswerError(f"the answer is no JSON ({error}): {shown(data)}") from error
+    except RecursionError as error:
+        raise AnswerError(f"the answer is nested too deeply: {shown(data)}") from error
     if not isinstance(said, dict):
         raise AnswerError(f"the answer is no JSON object: {shown(data)}")
     return said
@@ -86,7 +88,7 @@ def error_text(data: bytes) -> str:
     """What a server says about an error, in one of the shapes in use; cut to length."""
     try:
         said = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return shown(data)
     for name in ("error", "message", "detail"):
         if isinstance(said, dict) and said.get(name):
@@ -94,6 +96,15 @@ def error_text(data: bytes) -> str:
     if isinstance(said, str):
         return said[:MESSAGE_CHARS_MAX]
     return shown(data)
+
+
+def is_error(data: bytes) -> bool:
+    """Tell an error of the interface from what any web server says: vLLM's two shapes of it."""
+    try:
+        said = object_of(data)
+    except AnswerError:
+        return False
+    return bool(said.get("error")) or said.get("object") == "error"
 
 
 def shown(data: bytes) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from schemas.records import Usage
 from workers.engines.upstream_answers import AnswerError, answer_of
-from workers.engines.upstream_wire import EMBEDDINGS, Call, Members, members_of, raw
+from workers.engines.upstream_wire import EMBEDDINGS, BodyError, Call, Members, members_of, raw
 
 #: Texts in one call: what the interface's first server allows.
 TEXTS_MAX = 2_048
@@ -36,10 +37,10 @@ def merged(calls: Sequence[Call]) -> Merged | None:
     sizes: list[int] = []
     options: Members | None = None
     for call in calls:
-        members = members_of(call.body)
         try:
+            members = members_of(call.body)
             said = _texts.decode(members.pop("input", b""))
-        except msgspec.DecodeError:
+        except (BodyError, msgspec.DecodeError, RecursionError):
             return None
         if options is not None and _comparable(options) != _comparable(members):
             return None
@@ -65,18 +66,27 @@ def taken_apart(together: Merged, output: bytes, usage: Usage) -> list[tuple[byt
     places = [item.get("index") if isinstance(item, dict) else None for item in data]
     if places != list(range(len(data))):
         raise AnswerError("the vectors' indices are not those of the texts")
-    inputs = shares(usage.input_tokens, together.sizes)
-    cached = shares(usage.cached_tokens, together.sizes)
+    usages = shared(usage, together.sizes)
     outputs = []
     start = 0
     for number, count in enumerate(together.counts):
         own = [{**item, "index": i} for i, item in enumerate(data[start : start + count])]
-        tokens = {"prompt_tokens": inputs[number], "total_tokens": inputs[number]}
+        read = usages[number].input_tokens
+        tokens = {"prompt_tokens": read, "total_tokens": read}
         document = msgspec.json.encode({**answer, "data": own, "usage": tokens})
-        share = Usage(input_tokens=inputs[number], cached_tokens=cached[number])
-        outputs.append((document, share))
+        outputs.append((document, usages[number]))
         start += count
     return outputs
+
+
+def shared(usage: Usage, sizes: Sequence[int]) -> list[Usage]:
+    """Share out what was counted; the time is everybody's, as they were served together."""
+    inputs, cached = shares(usage.input_tokens, sizes), shares(usage.cached_tokens, sizes)
+    outputs = shares(usage.output_tokens, sizes)
+    return [
+        replace(usage, input_tokens=read, output_tokens=written, cached_tokens=known)
+        for read, written, known in zip(inputs, outputs, cached, strict=True)
+    ]
 
 
 def shares(total: int, sizes: Sequence[int]) -> list[int]:

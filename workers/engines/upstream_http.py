@@ -1,8 +1,12 @@
 """One call of a server, and what became of it, as a value: whose fault it was, what it used.
 
+Details are read by tenants: none names the server's address or shows its key. What only the
+operator of the worker may know goes to the log.
+
 What belongs here: one try. What does not: how often, and when, it is tried again.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,6 +21,7 @@ from workers.engines.upstream_answers import (
     answer_of,
     error_text,
     estimated,
+    is_error,
     retry_after_s,
     tokens_in,
     usage_of,
@@ -46,10 +51,17 @@ DONE_S = 0.2
 #: Statuses of 4xx that speak of the moment, not of the request: tried again.
 PASSING = frozenset({408, 425})
 TOO_MANY = 429
+#: Statuses that speak of the worker's key, or of what it may do.
+UNKNOWN, FORBIDDEN = 401, 403
+NOT_FOUND = 404
+#: What servers answer to an input that they choke on, as llama.cpp does to one too long.
+CHOKED = 500
 _OK, _REDIRECT, _CLIENT_FAULT, _SERVER_FAULT = 200, 300, 400, 500
 
 #: The caller's headers that travel on.
 _TRAVELS = frozenset({"traceparent", "tracestate"})
+
+log = logging.getLogger(__name__)
 
 
 class Answered(NamedTuple):
@@ -72,16 +84,31 @@ class Busy(NamedTuple):
     after_s: float | None
 
 
+class Barred(NamedTuple):
+    """The server is not the one that was meant, or lets this worker in no more.
+
+    That is its operator's to mend. `detail` is for the log. `may_be_input`: some servers say
+    the same of a request that they won't have, which shows when they answer others.
+    """
+
+    detail: str
+    may_be_input: bool = False
+
+
 class Broken(NamedTuple):
-    """The try failed, another may not; `usage` is what came, `after_s` as in Busy."""
+    """The try failed, another may not; `usage` is what came, `after_s` as in Busy.
+
+    `is_input` says that the server is well and the input may be what it fails on.
+    """
 
     detail: str
     usage: Usage = Usage()
     after_s: float | None = None
+    is_input: bool = False
 
 
 class Hopeless(NamedTuple):
-    """The try failed, and so would every other."""
+    """The try failed, and so would every other: what was asked for is too much."""
 
     detail: str
     usage: Usage = Usage()
@@ -93,7 +120,7 @@ class Stopped(NamedTuple):
     usage: Usage
 
 
-Try = Answered | Refused | Busy | Broken | Hopeless | Stopped
+Try = Answered | Refused | Busy | Barred | Broken | Hopeless | Stopped
 
 
 class Patience(NamedTuple):
@@ -116,7 +143,10 @@ class Server:
     def __init__(self, url: str, key: str, patience: Patience, now_s: Callable[[], float]) -> None:
         """Connect to nothing yet."""
         self._base = url.rstrip("/")
-        self._key = key
+        place = self._base.partition("://")[2].partition("/")[0]
+        hidden = {self._base: "[server]", place: "[server]", key: "[key]"}
+        self._hidden = {text: name for text, name in hidden.items() if text}
+        self._is_there = True
         self._patience = patience
         self._now_s = now_s
         self._transport = WatchedTransport(is_tls=url.startswith("https:"))
@@ -139,11 +169,16 @@ class Server:
         }
 
     def call(self, call: Call, request: EngineRequest, cancelled: Callable[[], bool]) -> Try:
-        """Call once; whatever goes wrong is a value, and no detail shows the key."""
+        """Call once; whatever goes wrong is a value, and no detail shows address or key."""
         said = self._call(call, request, cancelled)
-        if self._key and isinstance(said, Refused | Broken | Hopeless):
-            return said._replace(detail=said.detail.replace(self._key, "[key]"))
+        if isinstance(said, Refused | Barred | Broken | Hopeless):
+            return said._replace(detail=self._without_secrets(said.detail))
         return said
+
+    @property
+    def address(self) -> str:
+        """Where it is; for the log alone."""
+        return self._base
 
     def close(self) -> None:
         """Close every connection."""
@@ -162,17 +197,32 @@ class Server:
         except TooLargeError as error:
             return Hopeless(f"the server sent {error}; ask for less output", arriving.usage())
         except EventError as error:
-            if _is_refusal(error.code):
-                return Refused(f"{error.code}: {error}")
-            return Broken(f"the server failed in its stream: {error}", arriving.usage())
+            return _failed_within(error, arriving.usage())
         except AnswerError as error:
-            return Broken(str(error), arriving.usage())
+            return Broken(str(error), arriving.usage(), is_input=True)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, *CALL_ERRORS) as error:
-            where = "connecting" if isinstance(error, CONNECT_ERRORS) else "calling"
-            name = type(error).__name__
-            return Broken(f"{where} {self._base}: {name}: {error}", arriving.usage())
+            return self._unreached(error, arriving.usage())
+        except Exception as error:
+            log.exception("upstream: an answer of %s can't be taken", self._base)
+            detail = f"the answer can't be taken: {type(error).__name__}"
+            return Broken(detail, arriving.usage(), is_input=True)
         finally:
             self._transport.watch(None)
+
+    def _unreached(self, error: Exception, usage: Usage) -> Broken:
+        """A connection that failed; its text may hold the address, and goes to the log."""
+        where = "connecting to" if isinstance(error, CONNECT_ERRORS) else "calling"
+        if self._is_there:  # once, until it answers again
+            self._is_there = False
+            text = self._without_secrets(str(error))
+            name = type(error).__name__
+            log.warning("upstream: %s %s: %s: %s", where, self._base, name, text)
+        return Broken(f"{where} the server: {type(error).__name__}", usage)
+
+    def _without_secrets(self, text: str) -> str:
+        for hidden, shown in self._hidden.items():
+            text = text.replace(hidden, shown)
+        return text
 
     def _exchange(
         self,
@@ -182,6 +232,7 @@ class Server:
         cancelled: Callable[[], bool],
     ) -> Try:
         response = self._transport.handle_request(self._request(call, request))
+        self._is_there = True
         try:
             if response.status_code != _OK:
                 return self._unanswered(response)
@@ -215,23 +266,27 @@ class Server:
         said = response.headers.get("retry-after")
         after_s = None if said is None else retry_after_s(said, self._now_s())
         try:
-            text = error_text(b"".join(_read(response, REFUSAL_BYTES_MAX)))
+            data = b"".join(_read(response, REFUSAL_BYTES_MAX))
+            text = error_text(data)
         except TooLargeError:
-            text = f"a message of more than {REFUSAL_BYTES_MAX} bytes"
+            data, text = b"", f"a message of more than {REFUSAL_BYTES_MAX} bytes"
         if status == TOO_MANY:
             return Busy(after_s)
+        if status in {UNKNOWN, FORBIDDEN} or (status == NOT_FOUND and not is_error(data)):
+            return _barred(status, text)
         if _is_refusal(status):
             return Refused(f"{status}: {text}")
         if status < _CLIENT_FAULT:
-            place = response.headers.get("location", "nowhere")
-            return Hopeless(f"the server answered {status} (to {place}); give the right URL")
-        return Broken(f"{status}: {text}", after_s=after_s)
+            return Barred(f"{status}, to {response.headers.get('location', 'nowhere')}")
+        return Broken(f"{status}: {text}", after_s=after_s, is_input=status == CHOKED)
 
     def _read_stream(
         self, response: httpx.Response, arriving: "_Arriving", cancelled: Callable[[], bool]
     ) -> Try:
         events = Events(ANSWER_BYTES_MAX)
-        assembly = arriving.assembly = Assembly(arriving.call.route, ANSWER_BYTES_MAX)
+        assembly = arriving.assembly = Assembly(
+            arriving.call.route, ANSWER_BYTES_MAX, arriving.call.choices
+        )
         size = 0
         try:
             for data in response.iter_raw():
@@ -284,6 +339,20 @@ def _read(
         if size > bytes_max:
             raise TooLargeError(f"an answer of more than {bytes_max} bytes")
         yield part
+
+
+def _failed_within(error: EventError, usage: Usage) -> Try:
+    """What a server means that says in its stream that it failed."""
+    if error.code in {UNKNOWN, FORBIDDEN}:
+        return _barred(error.code, str(error))
+    if _is_refusal(error.code):
+        return Refused(f"{error.code}: {error}")
+    detail = f"the server failed in its stream: {error}"
+    return Broken(detail, usage, is_input=error.code == CHOKED)
+
+
+def _barred(status: int, text: str) -> Barred:
+    return Barred(f"{status}: {text}", may_be_input=status != UNKNOWN)
 
 
 def _is_refusal(status: int) -> bool:

@@ -3,7 +3,8 @@
 The answer has the shape that the same call has without `stream`: `choices` with a whole
 message each (role, content, reasoning_content, tool_calls merged by their index), the finish
 reasons, and `usage`. A stream is complete when `[DONE]` came after at least one choice, or
-when it ended after every choice had its `finish_reason`; any other end is a broken stream.
+when it ended after every choice that was asked for had its `finish_reason`; any other end is
+a broken stream.
 
 What belongs here: bytes in, an answer out. No connection, no clock.
 """
@@ -66,8 +67,13 @@ class Events:
 class Assembly:
     """Puts the events of one stream together; what it keeps stays below `bytes_max`."""
 
-    def __init__(self, route: str, bytes_max: int) -> None:
-        """Nothing has come yet; `route` tells a chat's messages from plain text."""
+    def __init__(self, route: str, bytes_max: int, wanted: int = 1) -> None:
+        """Nothing has come yet.
+
+        `route` tells a chat's messages from plain text, `wanted` is how many choices were
+        asked for.
+        """
+        self._wanted = wanted
         self._is_chat = route == CHAT
         self._bytes_max = bytes_max
         self._size = 0
@@ -86,7 +92,8 @@ class Assembly:
         """Whether the answer would be whole if the stream ended here."""
         if not self._choices:
             return False
-        return self._is_done or all(choice.finish for choice in self._choices.values())
+        finished = sum(bool(choice.finish) for choice in self._choices.values())
+        return self._is_done or finished >= max(self._wanted, len(self._choices))
 
     def take(self, data: bytes) -> bool:
         """Take an event in; returns whether it brought something that the model wrote.
@@ -141,6 +148,7 @@ class _Choice:
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
         self.tools: dict[int, dict[str, Any]] = {}
+        self.function: dict[str, Any] = {}
         self.logprobs: dict[str, Any] = {}
         self.rest: dict[str, Any] = {}
         self.finish: Any = None
@@ -167,10 +175,15 @@ class _Choice:
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
                 size += self._text(name, delta[name])
-        for call in delta.get("tool_calls") or []:
+        calls = delta.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise AnswerError("a delta's 'tool_calls' is no array")
+        for call in calls:
             if not isinstance(call, dict):
                 raise AnswerError("a delta's tool call is no object")
             size += merge(self.tools.setdefault(_index(call), {}), call)
+        if isinstance(delta.get("function_call"), dict):
+            size += merge(self.function, delta["function_call"])
         return size
 
     def _text(self, name: str, text: str) -> int:
@@ -187,10 +200,13 @@ class _Choice:
         texts = {name: "".join(pieces) for name, pieces in self.texts.items()}
         said: dict[str, Any] = {"index": index}
         if is_chat:
-            content = texts.pop("content", "") or (None if self.tools else "")
+            calls = self.tools or self.function
+            content = texts.pop("content", "") or (None if calls else "")
             message: dict[str, Any] = {"role": self.role, "content": content, **texts}
             if self.tools:
                 message["tool_calls"] = [tool for _, tool in sorted(self.tools.items())]
+            if self.function:
+                message["function_call"] = self.function
             said["message"] = message
         else:
             said["text"] = texts.get("text", "")
@@ -201,19 +217,31 @@ class _Choice:
 def merge(call: dict[str, Any], delta: dict[str, Any]) -> int:
     """Add a piece of a tool's call: names and ids come whole, arguments in pieces.
 
-    Returns the bytes that came.
+    Some servers repeat names and ids empty in later pieces: what is empty replaces nothing.
+    Returns the bytes that came. Raises AnswerError.
     """
     size = 0
     for name, value in delta.items():
+        before = call.get(name)
         if isinstance(value, dict):
+            if not isinstance(before, dict | None):
+                raise _other(name)
             size += merge(call.setdefault(name, {}), value)
+        elif isinstance(before, dict) and value:
+            raise _other(name)
         elif name == "arguments" and isinstance(value, str):
-            call[name] = call.get(name, "") + value
+            if not isinstance(before, str | None):
+                raise _other(name)
+            call[name] = (before or "") + value
             size += len(value.encode("utf-8", "replace"))
-        elif value is not None and name != "index":
+        elif name != "index" and value is not None and (value != "" or name not in call):
             call[name] = value
             size += len(str(value))
     return size
+
+
+def _other(name: str) -> AnswerError:
+    return AnswerError(f"a tool call's {name!r} came in two shapes")
 
 
 def _index(said: dict[str, Any]) -> int:

@@ -1,11 +1,12 @@
 """From a request's body to the call of a server that speaks OpenAI's HTTP interface.
 
 A body goes through as it came, value by value; only what is missing is added: the model's
-name, `{"input": ...}` around bare texts, and the wish to be told the usage of a stream.
+name and `{"input": ...}` around bare texts. One thing is not the caller's to choose: a stream
+always tells its usage, or a tenant could switch its own metering off.
 Nothing here knows a connection.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,17 +17,18 @@ EMBEDDINGS = "/v1/embeddings"
 ROUTES = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS}
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode
 _encode = msgspec.json.Encoder().encode
 
 Members = dict[str, msgspec.Raw]
 
 
 class Call(NamedTuple):
-    """One call: where to, what with, whether the answer comes as a stream, and for how many."""
+    """One call: where to, what with, how many choices were asked for, and for how many requests."""
 
     route: str
     body: bytes
-    is_stream: bool = False
+    choices: int = 1
     requests: int = 1
 
 
@@ -43,10 +45,44 @@ def call_for(body: bytes, route: str = "", model: str = "") -> Call:
     route = route or route_of(members)
     if model and "model" not in members:
         members["model"] = raw(model)
-    is_stream = bytes(members.get("stream", b"")) == b"true"
-    if is_stream and route in {CHAT, COMPLETIONS} and "stream_options" not in members:
-        members["stream_options"] = raw({"include_usage": True})
-    return Call(route, _encode(members), is_stream)
+    if route not in {CHAT, COMPLETIONS}:
+        return Call(route, _encode(members))
+    if _is_stream(members):
+        members["stream_options"] = _metered(members)
+    return Call(route, _encode(members), _choices(members))
+
+
+def _is_stream(members: Members) -> bool:
+    """Whether a stream is asked for; servers take 1 and "yes" for true, nobody here guesses."""
+    said = bytes(members.get("stream", b"null"))
+    if said not in {b"true", b"false", b"null"}:
+        raise BodyError("the body's 'stream' is neither true nor false")
+    return said == b"true"
+
+
+def _metered(members: Members) -> msgspec.Raw:
+    """The caller's options of a stream, with its usage."""
+    try:
+        options = _options(members.get("stream_options", b"null")) or {}
+    except msgspec.DecodeError as error:
+        raise BodyError(f"the body's 'stream_options' is no object: {error}") from error
+    return raw({**options, "include_usage": msgspec.Raw(b"true")})
+
+
+def _choices(members: Members) -> int:
+    """How many choices a body asks for: `n` for each prompt; the server judges what is none."""
+    each = _value(members.get("n", b"1"))
+    prompts = _value(members.get("prompt", b'""'))
+    several = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
+    count = len(prompts) if several else 1
+    return count * each if type(each) is int and each > 0 else count
+
+
+def _value(member: msgspec.Raw | bytes) -> Any:
+    try:
+        return msgspec.json.decode(member)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def members_of(body: bytes) -> Members:
@@ -59,6 +95,8 @@ def members_of(body: bytes) -> Members:
         return _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BodyError(f"the body is no JSON object, string or array: {error}") from error
+    except RecursionError as error:
+        raise BodyError("the body is nested too deeply") from error
 
 
 def route_of(members: Members) -> str:
