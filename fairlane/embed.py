@@ -19,7 +19,7 @@ from pathlib import Path
 from fairlane import engines
 from fairlane.client import KEY_VARIABLE
 from fairlane.embed_doors import TENANT_DEFAULT, Here, There, tenant_keys
-from fairlane.embed_groups import ROWS_MAX
+from fairlane.embed_groups import ROWS_MAX, ROWS_MAX_DEFAULT
 from fairlane.embed_ledger import SHARD_ROWS, SHARD_ROWS_MAX, Ledger
 from fairlane.embed_run import FAILED_FILE, Run, Show, StopRunError, Wishes
 from fairlane.embed_show import PlainShow, TerminalShow
@@ -28,6 +28,7 @@ from fairlane.embedded import Embedded, one_endpoint
 from fairlane.errors import FairlaneError
 from fairlane.submit import EXIT_DONE, EXIT_SOME_FAILED, EXIT_UNFINISHED
 from schemas.front import INLINE_BYTES_MAX
+from schemas.policy_check import BATCH_REQUESTS_MAX
 from schemas.records import PRIORITY_MAX
 
 #: Requests under way: enough to keep the engines of a machine busy.
@@ -171,8 +172,11 @@ def _deployment(given: argparse.Namespace, source: Source) -> Embedded:
         raise FairlaneError("--engine simulated gives vectors with --dimensions: 384, say")
     engine = engines.make(given)
     tenants = tenants_of(source, TENANTS_MAX) if given.tenant_column is not None else []
+    rows = given.batch_requests * (given.rows_per_request or ROWS_MAX_DEFAULT)
     policy = one_endpoint(
-        given.endpoint, tenants or [TENANT_DEFAULT], batch_requests=given.batch_requests
+        given.endpoint,
+        tenants or [TENANT_DEFAULT],
+        batch_requests=min(rows, BATCH_REQUESTS_MAX),  # there each row counts
     )
     index_bytes = max(INDEX_BYTES, 4 * given.outstanding * INLINE_BYTES_MAX)
     return Embedded(policy, {given.endpoint: engine}, slots=SLOTS, index_bytes=index_bytes)

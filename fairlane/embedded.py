@@ -57,11 +57,16 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
+#: Inputs of a batch: eight requests of as many texts as a corpus is sent with.
+BATCH_INPUTS = 256
+
 
 def one_endpoint(
-    name: str, tenants: list[str], *, batch_requests: int = 8, lanes: int = 1
+    name: str, tenants: list[str], *, batch_requests: int = BATCH_INPUTS, lanes: int = 1
 ) -> Policy:
     """A policy with one endpoint in a pool of its name, and tenants of equal weight.
+
+    `batch_requests` counts each input of a request of several.
 
     Raises FairlaneError for names that are none.
     """

@@ -67,8 +67,10 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A model behind the API, served by one pool.
 
     `quantum` is in the cost model's unit. A batch is full at `batch_requests`, `batch_tokens`
-    or `batch_bytes`, and is sent when the oldest waited `batch_wait_ms`. `tokens_max` clamps
-    one request's estimate. `service_ms` is the expected time of a batch, used for deadlines.
+    or `batch_bytes`, and is sent when the oldest waited `batch_wait_ms`; a request of several
+    inputs counts there as so many requests, and goes alone if it has more. `tokens_max` clamps
+    the estimate of one request, or of each of its inputs. `service_ms` is the expected time of
+    a batch, used for deadlines.
     `weight` multiplies what a request takes from a tenant's limits (heavier models: more).
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.

@@ -305,7 +305,7 @@ def _is_due(state: State, pool: PoolState) -> bool:
     if pool.waiting == 0:
         return False
     endpoint = pool.endpoint
-    if pool.waiting >= endpoint.batch_requests or pool.tokens >= endpoint.batch_tokens:
+    if pool.inputs >= endpoint.batch_requests or pool.tokens >= endpoint.batch_tokens:
         return True
     oldest_ms = pool.oldest_ms()
     return oldest_ms is not None and state.now_ms - oldest_ms >= endpoint.batch_wait_ms
@@ -333,8 +333,8 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
     endpoint = pool.endpoint
     rings = list(pool.rings.values())
     picked: list[Live] = []
-    tokens = size = 0
-    while len(picked) < endpoint.batch_requests and len(cycle.steps) < STEPS_MAX:
+    inputs = tokens = size = 0
+    while inputs < endpoint.batch_requests and len(cycle.steps) < STEPS_MAX:
         rank = first_ready(ring.waiting for ring in rings)
         if rank is None:
             break
@@ -346,7 +346,8 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
             _end(state, cycle, live, Reason.DEADLINE)
             continue
         fits = (
-            tokens + live.tokens <= endpoint.batch_tokens
+            inputs + live.inputs <= endpoint.batch_requests
+            and tokens + live.tokens <= endpoint.batch_tokens
             and size + live.size <= endpoint.batch_bytes
             and not live.attempt  # a request that may have killed its worker runs alone
         )
@@ -354,6 +355,7 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
             break
         _take(state, cycle, Picked(live.key, live.cost, chosen[1], queue.account.seat))
         picked.append(live)
+        inputs += live.inputs
         tokens += live.tokens
         size += live.size
         cycle.body_bytes += live.size

@@ -60,6 +60,7 @@ def enqueue(state: State, live: Live, *, seat: bool = True) -> None:
     queue.count += 1
     ring.waiting += 1
     pool.waiting += 1
+    pool.inputs += live.inputs
     pool.tokens += live.tokens
     if not seat:
         return
@@ -80,6 +81,7 @@ def dequeue(state: State, live: Live, status: Status) -> None:
     queue.count -= 1
     ring.waiting -= 1
     pool.waiting -= 1
+    pool.inputs -= live.inputs
     pool.tokens -= live.tokens
     if queue.count == 0:
         ring.selector.leave(queue, state.cost_max(pool.endpoint), state.now_ms)

@@ -19,6 +19,7 @@ from scheduler.core.pick.fifo import FirstInFirstOut
 from scheduler.core.pick.order import Order, order
 from schemas.log import Partition
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Tenant, decode_policy
+from schemas.policy_check import INPUTS_MAX
 from schemas.records import Request
 
 #: How long an ended request's id is remembered: a later publish of it is dropped.
@@ -48,7 +49,7 @@ class Live:
 
     __slots__ = (
         "arrived_ms", "attempt", "batch", "cancelled", "cost", "deadline_ms", "endpoint",
-        "expires_ms", "id", "inputs_given", "key", "not_before_ms", "priority", "queue", "size",
+        "expires_ms", "id", "inputs", "key", "not_before_ms", "priority", "queue", "size",
         "status", "tenant", "tier", "timer", "tokens", "tokens_given",
     )  # fmt: skip
 
@@ -62,7 +63,8 @@ class Live:
         self.deadline_ms = meta.deadline_ms
         self.arrived_ms = arrived_ms
         self.size = size
-        self.inputs_given = meta.inputs
+        #: As it was let in: a policy that now lets fewer in makes it no cheaper.
+        self.inputs = min(max(1, meta.inputs), INPUTS_MAX)
         self.tokens_given = meta.input_tokens + meta.output_tokens_max
         self.tokens = 0  #: estimate, clamped by the endpoint
         self.cost = 0  #: estimate in the pool's unit
@@ -159,7 +161,7 @@ class Lane:
 class PoolState:
     """One pool: its rings in tier order, its lanes, what waits in it."""
 
-    __slots__ = ("endpoint", "lanes", "oldest", "prefetch", "rings", "tokens", "waiting")
+    __slots__ = ("endpoint", "inputs", "lanes", "oldest", "prefetch", "rings", "tokens", "waiting")
 
     def __init__(self, endpoint: Endpoint, prefetch: int) -> None:
         self.endpoint = endpoint
@@ -167,6 +169,7 @@ class PoolState:
         self.rings: dict[str, Ring] = {}
         self.lanes: list[Lane] = []
         self.waiting = 0  #: index: eligible requests
+        self.inputs = 0  #: index: their inputs
         self.tokens = 0  #: index: their estimates
         self.oldest: list[tuple[int, int, Live]] = []  #: index: heap by arrival
 
@@ -267,22 +270,27 @@ class State:
     def estimate(self, live: Live, endpoint: Endpoint) -> None:
         """Set what follows from the policy: tokens, cost, expiry."""
         floor = live.size // FLOOR_BYTES_PER_TOKEN + 1
-        inputs = min(max(1, live.inputs_given), max(1, endpoint.inputs_max))
-        live.tokens = min(max(live.tokens_given, floor), _tokens_max(endpoint, inputs))
-        live.cost = live.tokens if endpoint.cost is CostModel.TOKEN else inputs
+        live.tokens = min(max(live.tokens_given, floor), _tokens_max(endpoint, live.inputs))
+        live.cost = live.tokens if endpoint.cost is CostModel.TOKEN else live.inputs
         live.expires_ms = live.arrived_ms + endpoint.wait_ms_max
         if live.deadline_ms:
             live.expires_ms = min(live.expires_ms, live.deadline_ms)
 
     def cost_max(self, endpoint: Endpoint) -> int:
-        """The dearest a request of the endpoint can be, in its pool's unit."""
+        """The dearest a request is that the endpoint lets in, in its pool's unit."""
         inputs = max(1, endpoint.inputs_max)
         return _tokens_max(endpoint, inputs) if endpoint.cost is CostModel.TOKEN else inputs
 
     def debt_max(self, pool: PoolState) -> int:
-        """Floor of a debt: all slots of the pool filled with the dearest requests."""
+        """Floor of a debt: all slots of the pool filled with the dearest batches."""
         batches = sum(lane.slots + pool.prefetch for lane in pool.lanes)
-        return max(1, batches) * pool.endpoint.batch_requests * self.cost_max(pool.endpoint)
+        endpoint = pool.endpoint
+        dearest = endpoint.batch_requests * self.cost_max(endpoint)
+        if endpoint.inputs_max:  # without, it stays what the decisions made so far reckoned with
+            full = max(endpoint.batch_requests, endpoint.inputs_max)
+            holds = endpoint.batch_tokens if endpoint.cost is CostModel.TOKEN else full
+            dearest = min(dearest, holds)
+        return max(1, batches) * dearest
 
     def hold(self, live: Live) -> None:
         """Index a held request by its time."""

@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.memory import MemoryLog
+from fairlane.embed_groups import ROWS_MAX_DEFAULT
+from fairlane.embedded import one_endpoint
 from producers.core.inputs import Inputs, count
 from scheduler.core import snapshot
 from scheduler.core.cycle import Inputs as Read
@@ -165,7 +167,7 @@ def test_equal_weights_get_equal_inputs_in_the_order_of_the_textbook(cost: CostM
         picked = [live for batch in cycle.batches for live in batch.requests]
         for live, picked_cost in zip(picked, costs, strict=True):
             assert plain.pick() == (live.tenant, picked_cost)
-            served[live.tenant] += live.inputs_given
+            served[live.tenant] += live.inputs
             assert abs(served["acme"] - served["bolt"]) <= 8
         cycle = core.finish(cycle)
     assert served == {"acme": 320, "bolt": 320}
@@ -176,8 +178,9 @@ def test_equal_weights_get_equal_inputs_in_the_order_of_the_textbook(cost: CostM
     ("endpoint", "inputs", "tokens", "charged"),
     [
         (EMBED, 5, 50, 5),
-        (EMBED, 9, 50, 8),  # more than the policy lets in by now
-        (replace(EMBED, inputs_max=0), 9, 50, 1),
+        (EMBED, 9, 50, 9),  # let in by another policy, which made it no cheaper
+        (replace(EMBED, inputs_max=0), 9, 50, 9),
+        (EMBED, 10**9, 50, INPUTS_MAX),
         (EMBED, -3, 50, 1),
         (PER_TOKEN, 5, 450, 450),
         (PER_TOKEN, 1, 450, 100),
@@ -185,14 +188,14 @@ def test_equal_weights_get_equal_inputs_in_the_order_of_the_textbook(cost: CostM
         (PER_TOKEN, 8, 10**9, 500),  # as much as a batch holds, so that it fits in one
     ],
 )
-def test_no_request_is_dearer_than_the_dearest_of_its_endpoint(
+def test_a_request_is_charged_as_it_was_let_in_and_never_more_than_a_batch_holds(
     endpoint: Endpoint, inputs: int, tokens: int, charged: int
 ) -> None:
     core = Core(replace(POLICY, endpoints=(endpoint, POLICY.endpoints[1])))
     cycle = core.take(core.request("acme", "gold", inputs=inputs, tokens=tokens), after_ms=10)
     cycle = cycle if cycle.batches else core.cycle(after_ms=10)
     (step,) = [step for step in cycle.steps if isinstance(step, Picked)]
-    assert step.cost == charged <= core.state.cost_max(endpoint)
+    assert step.cost == charged
 
 
 def test_a_request_by_inputs_stays_charged_what_it_was() -> None:
@@ -208,14 +211,59 @@ def test_a_request_by_inputs_stays_charged_what_it_was() -> None:
     assert before == {name: (one.deficit, one.credit) for name, one in accounts.items()}
 
 
-def test_a_new_inputs_max_reprices_what_waits() -> None:
-    core = Core(POLICY)
-    core.take(*(core.request("acme", "gold", inputs=8) for _ in range(3)))
+@pytest.mark.parametrize("inputs_max", [0, 4, 2_048])
+@pytest.mark.parametrize(("endpoint", "cost"), [(EMBED, 8), (PER_TOKEN, 500)])
+def test_a_new_inputs_max_reprices_nothing_that_waits(
+    endpoint: Endpoint, cost: int, inputs_max: int
+) -> None:
+    chat = POLICY.endpoints[1]
+    core = Core(replace(POLICY, endpoints=(endpoint, chat)), slots=0)
+    core.take(*(core.request("acme", "gold", inputs=8, tokens=600) for _ in range(3)))
     waiting = list(core.state.live.values())
-    assert [live.cost for live in waiting] == [8, 8, 8]
-    policy = encode_policy(replace(with_endpoint(inputs_max=4), version=2))
-    assert core.cycle(Read(policies=[policy])).faults == []
-    assert [live.cost for live in waiting] == [4, 4, 4]
+    assert [live.cost for live in waiting] == [cost] * 3
+    changed = replace(POLICY, version=2, endpoints=(replace(endpoint, inputs_max=inputs_max), chat))
+    assert core.cycle(Read(policies=[encode_policy(changed)])).faults == []
+    assert [live.cost for live in waiting] == [cost] * 3
+    assert core.state.pools["embed"].inputs == 24
+
+
+def test_a_batch_is_full_by_inputs_and_who_has_more_goes_alone() -> None:
+    core = Core(with_endpoint(batch_requests=6, batch_wait_ms=1_000), slots=8)
+    few = core.take(*(core.request("acme", "gold", inputs=n) for n in (1, 2, 2)))
+    assert few.batches == []  # five inputs wait: none is due yet
+    more = core.take(*(core.request("acme", "gold", inputs=n) for n in (1, 4, 3, 8, 1, 7)))
+    batches = [[live.inputs for live in batch.requests] for batch in more.batches]
+    assert batches == [[1, 2, 2, 1], [4], [3], [8], [1], [7]]
+    assert core.state.pools["embed"].inputs == 0
+
+
+def test_a_corpus_has_eight_requests_of_its_usual_size_in_a_batch() -> None:
+    policy = one_endpoint("embed", ["acme"])
+    core = Core(policy)
+    requests = [core.request("acme", "standard", inputs=ROWS_MAX_DEFAULT) for _ in range(9)]
+    batches = core.take(*requests).batches
+    assert [len(batch.requests) for batch in batches] == [8, 1]
+
+
+@pytest.mark.parametrize("batch_requests", [1, 4, 2_000])
+def test_no_debt_is_above_what_the_batches_in_flight_can_cost(batch_requests: int) -> None:
+    core = Core(
+        replace(
+            POLICY,
+            endpoints=(replace(PER_TOKEN, batch_requests=batch_requests), POLICY.endpoints[1]),
+        )
+    )
+    pool = core.state.pools["embed"]
+    core.finish(core.take(core.request("acme", "gold", inputs=8, tokens=500)), tokens=10**9)
+    account = pool.rings["gold"].queues["acme"].account
+    in_flight = pool.lanes[0].slots + pool.prefetch
+    assert core.state.debt_max(pool) == in_flight * PER_TOKEN.batch_tokens
+    assert account.deficit == -in_flight * PER_TOKEN.batch_tokens
+    # Where requests have one input, decisions that were made already keep their floor.
+    plain = replace(PER_TOKEN, inputs_max=0, batch_requests=batch_requests)
+    core = Core(replace(POLICY, endpoints=(plain, POLICY.endpoints[1])))
+    pool = core.state.pools["embed"]
+    assert core.state.debt_max(pool) == in_flight * batch_requests * plain.tokens_max
 
 
 def test_a_restored_state_charges_what_the_one_before_the_crash_did() -> None:
