@@ -15,6 +15,7 @@ answers 503, long polls end), give the balancer a moment, then stop the server g
 uvicorn finishes the calls under way and ends the lifespan, which flushes the producer.
 """
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,28 +26,34 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from producers.bulk import BULK_BYTES_MAX, TOO_LARGE, Bulk, has_too_many_lines
 from producers.core import ids
 from producers.core.answers import (
+    AGAIN_S,
     JSON_TYPE,
     PROBLEM_TYPE,
     Problem,
     http_problem,
     own_error,
     status_document,
+    unavailable,
 )
 from producers.core.lines import KEY_FIELD
 from producers.core.submission import BODY_BYTES_MAX
 from producers.ingress import ROUTE, WAIT_S_MAX, Caller, Ingress
 from producers.intake import Accepted
+from producers.reading import BODY_S, CHUNK_S, NoRoomError, Reads, read_body
 from schemas.reasons import TABLE, Reason, Retry
 
 BULK_ROUTE = ROUTE + ":bulk"
 NDJSON_TYPE = "application/x-ndjson"
 #: Longest traceparent that is passed on; the format's version 00 has 55 characters.
 TRACE_CHARS_MAX = 128
+#: A caller of bulk that takes none of its verdicts for so long is given up, with its place among
+#: the calls under way. As long as callers of long polls wait: a busy one comes back by then.
+SEND_S = 30.0
 
 
 def build_app(ingress: Ingress) -> Starlette:
@@ -84,7 +91,7 @@ class _Door:
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
-        self._bulk = Bulk(ingress)
+        self._bulk, self._reads = Bulk(ingress), Reads()
 
     async def submit(self, http: Request) -> Response:
         """POST /v1/requests."""
@@ -96,7 +103,10 @@ class _Door:
         caller = self._ingress.authenticate(http.headers.get("authorization", ""))
         if isinstance(caller, Problem):
             return _problem(caller)
-        body, is_cut = await _body(http, BODY_BYTES_MAX)
+        try:
+            body, is_cut = await read_body(http.stream(), BODY_BYTES_MAX)
+        except TimeoutError:
+            return self._too_slow(caller)
         if is_cut:
             return _problem(
                 self._ingress.refuse(Reason.BODY_TOO_LARGE, too_large, caller.tenant.name)
@@ -124,24 +134,29 @@ class _Door:
             return _problem(
                 self._ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
             )
+        try:
+            with self._reads.of(caller.tenant.name) as take:
+                body, is_cut = await read_body(http.stream(), BULK_BYTES_MAX, take)
+        except TimeoutError:
+            return self._too_slow(caller)
+        except NoRoomError as error:
+            return _problem(unavailable(str(error)), closes=True)
+        if has_too_many_lines(body):
+            return _problem(self._bulk.refuse(caller))
+        # Only now is the call under way: who sends slowly keeps nobody else from it.
         problem = self._bulk.enter(caller)
         if problem:
             return _problem(problem)
-        try:
-            answer = await self._verdicts(http, caller)
-        except BaseException:
-            self._bulk.leave(caller)
-            raise
-        return answer
-
-    async def _verdicts(self, http: Request, caller: Caller) -> Response:
-        """The answer to a bulk call that has begun; when it is sent, the call is over."""
-        body, is_cut = await _body(http, BULK_BYTES_MAX)
-        if has_too_many_lines(body):
-            self._bulk.leave(caller)
-            return _problem(self._bulk.refuse(caller))
         verdicts = self._bulk.verdicts(caller, body, is_cut=is_cut, trace=_trace(http))
         return _Verdicts(verdicts, lambda: self._bulk.leave(caller))
+
+    def _too_slow(self, caller: Caller) -> Response:
+        detail = (
+            f"no byte of the body for {CHUNK_S:g} s, or not all of it within {BODY_S:g} s; "
+            "the connection is closed"
+        )
+        problem = self._ingress.refuse(Reason.TOO_SLOW, detail, caller.tenant.name)
+        return _problem(problem._replace(retry_after_s=AGAIN_S), closes=True)
 
     async def status(self, http: Request) -> Response:
         """GET /v1/requests/{id}."""
@@ -182,30 +197,26 @@ class _Door:
 
 
 class _Verdicts(StreamingResponse):
-    """Verdicts as they come; whatever happens, the call is left in the end."""
+    """Verdicts as they come; whatever happens, the call is left in the end.
+
+    Who takes none of them for too long has its connection closed by the server, as has
+    everybody whose answer ends before its end.
+    """
 
     def __init__(self, verdicts: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
         super().__init__(verdicts, media_type=NDJSON_TYPE)
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_S):
+                await send(message)
+
         try:
-            with suppress(ClientDisconnect):  # what was taken in stays so
-                await super().__call__(scope, receive, send)
+            with suppress(ClientDisconnect, TimeoutError):  # what was taken in stays so
+                await super().__call__(scope, receive, send_in_time)
         finally:
             self._leave()
-
-
-async def _body(http: Request, bytes_max: int) -> tuple[bytes, bool]:
-    """The body, read no further than the limit, and whether there is more of it."""
-    chunks: list[bytes] = []
-    room = bytes_max
-    async for chunk in http.stream():
-        chunks.append(chunk[:room])
-        room -= len(chunk)
-        if room < 0:
-            return b"".join(chunks), True
-    return b"".join(chunks), False
 
 
 def _content_length(http: Request) -> int:
@@ -235,8 +246,9 @@ def _accepted(answer: Accepted) -> Response:
     return _json(202, document, headers)
 
 
-def _problem(problem: Problem) -> Response:
-    headers: dict[str, str] = {}
+def _problem(problem: Problem, *, closes: bool = False) -> Response:
+    """A problem as an answer; `closes`: what is left of the body is not waited for."""
+    headers = {"Connection": "close"} if closes else {}
     if problem.retry_after_s:
         headers["Retry-After"] = str(problem.retry_after_s)
     if problem.reason is Reason.UNAUTHENTICATED:

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     # at the door
     UNAUTHENTICATED = "unauthenticated"
     BODY_TOO_LARGE = "body_too_large"
+    TOO_SLOW = "too_slow"
     INVALID_REQUEST = "invalid_request"
     UNKNOWN_ENDPOINT = "unknown_endpoint"
     TIER_NOT_ALLOWED = "tier_not_allowed"
@@ -59,6 +60,9 @@ TABLE: dict[Reason, Advice] = {
     ),
     Reason.BODY_TOO_LARGE: Advice(
         413, Retry.NEVER, "The body is above the limit of the endpoint; split it."
+    ),
+    Reason.TOO_SLOW: Advice(
+        408, Retry.LATER, "The body did not come in time; send it again on a new connection."
     ),
     Reason.INVALID_REQUEST: Advice(400, Retry.NEVER, "The request is malformed; see 'detail'."),
     Reason.UNKNOWN_ENDPOINT: Advice(404, Retry.NEVER, "No endpoint of this name in the policy."),

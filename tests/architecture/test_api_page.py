@@ -6,12 +6,13 @@ from typing import Any, cast
 
 from starlette.routing import Route
 
-from producers.app import build_app
+from producers.app import SEND_S, build_app
 from producers.bulk import BULK_BYTES_MAX, BULK_LINES_MAX, CALLS_MAX, CALLS_PER_TENANT_MAX
 from producers.core import ids
 from producers.core.lines import KEY_FIELD
-from producers.core.submission import FIELDS
+from producers.core.submission import FIELDS, LINE_FAULTS_MAX
 from producers.ingress import WAIT_S_MAX
+from producers.reading import BODY_S, CHUNK_S, READ_BYTES_MAX, READ_BYTES_PER_TENANT_MAX
 from schemas.reasons import TABLE
 from schemas.records import PRIORITY_DEFAULT, PRIORITY_MAX, End
 
@@ -57,7 +58,12 @@ def test_numbers_are_those_of_the_code() -> None:
     bulk = section("POST /v1/requests:bulk")
     assert f"Up to {BULK_BYTES_MAX:,} bytes and {BULK_LINES_MAX:,} lines" in bulk
     assert f"{CALLS_PER_TENANT_MAX} calls of a tenant and {CALLS_MAX} of an ingress" in bulk
+    assert f"{READ_BYTES_MAX:,} bytes in sum, of one tenant half" in bulk
+    assert 2 * READ_BYTES_PER_TENANT_MAX == READ_BYTES_MAX
+    assert f"up to {LINE_FAULTS_MAX} `faults`" in bulk
+    assert f"no verdict for {SEND_S:g} s" in bulk
     single = section("POST /v1/requests")
+    assert f"stops for {CHUNK_S:g} s, or is not there within {BODY_S:g} s" in single
     assert f"0, the most urgent, to {PRIORITY_MAX}; default {PRIORITY_DEFAULT}" in single
     assert f"1 to {ids.KEY_CHARS_MAX} visible ASCII characters" in single
     assert f"(at most {WAIT_S_MAX:g})" in section("GET /v1/requests/{id}")

@@ -276,28 +276,34 @@ def test_a_body_that_grows_too_large_has_its_verdicts_and_tells_where_it_was_cut
 
 def test_calls_under_way_are_bounded_by_tenant_and_left_however_they_end() -> None:
     async def scenario(opened: Door) -> None:
-        gate = asyncio.Event()
+        publisher, producer = opened.ingress._publisher, SickProducer()
+        healthy, publisher._producer = publisher._producer, producer
 
-        async def slow() -> AsyncIterator[bytes]:
-            yield ndjson(chat(1, endpoint="free"), b"")
-            await gate.wait()
-
-        def call(tenant: str) -> "asyncio.Task[httpx.Response]":
+        def call(tenant: str, tier: str) -> "asyncio.Task[httpx.Response]":
+            content = ndjson(chat(1, endpoint="free", tier=tier))
             headers = opened.bearer(tenant)
-            return asyncio.create_task(opened.http.post(ROUTE, content=slow(), headers=headers))
+            return asyncio.create_task(opened.http.post(ROUTE, content=content, headers=headers))
 
-        calls = [call("acme") for _ in range(CALLS_PER_TENANT_MAX)]
-        refused = await call("acme")
+        async def under_way(tenant: str, tier: str, many: int) -> list[Any]:
+            before = len(producer.reports)
+            calls = [call(tenant, tier) for _ in range(many)]
+            await until(lambda: len(producer.reports) == before + many)
+            return calls
+
+        calls = await under_way("acme", "gold", CALLS_PER_TENANT_MAX)
+        refused = await call("acme", "gold")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        calls += [call("bolt") for _ in range(CALLS_MAX - CALLS_PER_TENANT_MAX)]
-        assert (await call("bolt")).status_code == 503
+        calls += await under_way("bolt", "batch", CALLS_MAX - CALLS_PER_TENANT_MAX)
+        assert (await call("bolt", "batch")).status_code == 503
         calls[0].cancel()
         with pytest.raises(asyncio.CancelledError):
             await calls[0]
-        instead = call("acme")
-        gate.set()
-        answers = await asyncio.gather(*calls[1:], instead)
+        calls += await under_way("acme", "gold", 1)
+        for number, report in enumerate(producer.reports):
+            report(number, None)
+        answers = await asyncio.gather(*calls[1:])
         assert [answer.status_code for answer in answers] == [200] * CALLS_MAX
+        publisher._producer = healthy
         assert [v["status"] for v in await send(opened, chat(1))] == [202]
 
     play(scenario)
