@@ -1,8 +1,11 @@
 """The embedding engine against a plain numpy model, and what it says to every kind of input."""
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +23,7 @@ from tests.support.minilm_plain import TOKENS_MAX, Embedded, embedded
 from workers.engine import EngineBatch, EngineOutcome, EngineRequest
 from workers.engines.embed import ROW_TOKENS, EmbedEngine
 from workers.engines.weights import FILES, WEIGHTS, ModelError
+from workers.engines.wordpieces import READ_CHARS
 
 #: Single precision against double, over six layers.
 COSINE_LEAST = 0.99999
@@ -179,6 +183,8 @@ def test_base64_holds_the_same_floats(engine: EmbedEngine, given: str | list[str
         (b'"a" "b"', ""),
         (b'"\xff"', "UTF-8"),
         (b'"\\ud800"', ""),
+        (b"[" * 20_000 + b"]" * 20_000, ""),
+        (b'{"input": "a", "x": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", "nested too deeply"),
     ],
 )
 def test_a_wrong_input_fails_alone_and_is_told_what_is_right(
@@ -214,15 +220,78 @@ def after(asks: int) -> Callable[[int], bool]:
     return cancelled
 
 
+def test_a_cancel_is_heard_between_requests(
+    engine: EmbedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is cancelled while the others become tokens is not looked at itself."""
+    seen: list[str] = []
+    of = engine._pieces.of
+
+    def noted(text: str) -> tuple[list[int], bool]:
+        seen.append(text)
+        return of(text)
+
+    monkeypatch.setattr(engine._pieces, "of", noted)
+    _, gone = engine.run(batch("a cat", ["a dog"] * 9), lambda index: index == 1)
+    assert gone.end is End.CANCELLED
+    assert seen == ["a cat"]
+
+
+def test_a_very_long_text_costs_what_is_charged(
+    engine: EmbedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 400,000 marks about as many are read as become tokens."""
+    read: list[int] = []
+    whole = engine._pieces._certain
+
+    def counted(beginning: str) -> list[int] | None:
+        read.append(len(beginning))
+        return whole(beginning)
+
+    monkeypatch.setattr(engine._pieces, "_certain", counted)
+    (outcome,) = run(engine, "!" * 400_000)
+    assert outcome.usage == Usage(input_tokens=TOKENS_MAX)
+    assert answer(outcome)["truncated"] == 1
+    assert read == [READ_CHARS]
+
+
+def test_no_thread_is_started_beyond_those_that_were_asked_for() -> None:
+    """In a process of its own: a tokenizer's threads, once started, stay."""
+    said = subprocess.run(
+        [sys.executable, "-c", _THREADS],
+        cwd=Path(__file__).parents[2],
+        env={k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    before, after = map(int, said.split())
+    assert after - before <= 1
+
+
+_THREADS = """
+import os
+from fairlane.models import folder
+from workers.engine import EngineBatch, EngineRequest
+from workers.engines.embed import EmbedEngine
+
+engine = EmbedEngine(folder(), threads=1)
+before = len(os.listdir("/proc/self/task"))
+texts = EngineRequest(1, "id", "acme", "embed", b'["a cat", "a dog", "a mouse"]')
+engine.run(EngineBatch(1, (texts, texts)), lambda index: False)
+print(before, len(os.listdir("/proc/self/task")))
+"""
+
+
 def test_a_cancel_is_heard_between_rows(engine: EmbedEngine) -> None:
     long = "a word " * 400
-    (outcome,) = engine.run(batch([long] * 6), after(2))
+    (outcome,) = engine.run(batch([long] * 6), after(3))
     assert outcome.end is End.CANCELLED
     assert outcome.usage == Usage(input_tokens=2 * TOKENS_MAX)
 
 
 def test_a_cancel_after_the_last_row_comes_too_late(engine: EmbedEngine) -> None:
-    (outcome,) = engine.run(batch(["a", "b"]), after(2))
+    (outcome,) = engine.run(batch(["a", "b"]), after(3))
     assert len(vectors(outcome)) == 2
 
 
