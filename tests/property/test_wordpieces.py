@@ -62,5 +62,5 @@ def test_what_is_read_gives_the_tokens_of_the_whole(
 @given(TEXTS, TEXTS)
 def test_long_texts_too(parts: list[tuple[str, int]], others: list[tuple[str, int]]) -> None:
     begin, end = ("".join(piece * times for piece, times in some) for some in (parts, others))
-    for text in (begin * 60 + end * 60, "x" * (READ_CHARS + 5) + begin + end * 100):
+    for text in (begin * 20 + end * 20, "x" * (READ_CHARS + 5) + begin + end * 30):
         assert pieces(256).of(text) == whole(text, 256)
