@@ -1,5 +1,8 @@
 """Parquet, in and out: the only file that knows the library.
 
+In: columns of text (string, large_string, binary that holds UTF-8, each in a dictionary too);
+the id may be an integer. A value that is no UTF-8 makes its row unreadable, and no other.
+
 Out: shards with the columns `id`, `tenant` (where the source has one), `vector` (a list of
 float32 of fixed size), `model`, `model_sha256` and `text_sha256`. A shard is written under
 another name, synced and renamed: under its own name it is whole.
@@ -23,8 +26,10 @@ except ImportError as error:
         "Parquet needs a library that is not installed: pip install 'fairlane[embed]'"
     ) from error
 
-#: Rows of a source decoded at once.
+#: Rows of a source decoded at once ...
 BATCH_ROWS = 1_000
+#: ... fewer, where the rows of a row group have more bytes than this together on the average.
+BATCH_BYTES = 8 << 20
 #: A row group's columns are read in pieces of this size, not whole.
 READ_BYTES = 1 << 20
 #: Rows of a shard's row groups: encoding holds one, and a reader may skip the others.
@@ -59,14 +64,15 @@ class ParquetSource:
         return pq.ParquetFile(self.path, buffer_size=READ_BYTES, pre_buffer=False)
 
     def _check(self, schema: Any, name: str, option: str, *, is_integer_too: bool) -> None:
-        if name not in schema.names:
+        count = schema.names.count(name)
+        if count != 1:
             has = ", ".join(map(repr, schema.names))
-            raise FairlaneError(f"{self.path}: no column {name!r}; it has {has}: give {option}")
+            how = f"{count} columns" if count else "no column"
+            raise FairlaneError(f"{self.path}: {how} {name!r}; it has {has}: give {option}")
         kind = schema.field(name).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if not is_text and not (is_integer_too and pa.types.is_integer(kind)):
+        if not _is_text(kind) and not (is_integer_too and pa.types.is_integer(kind)):
             raise FairlaneError(f"{self.path}: column {name!r} is {kind}, no text: give {option}")
 
     def count(self) -> int:
@@ -75,29 +81,75 @@ class ParquetSource:
 
     def rows(self) -> Iterator[Row]:
         """Every row, a piece of a row group after the other."""
-        names = [self._columns.text, self._columns.tenant, self._id]
-        wanted = list(dict.fromkeys(name for name in names if name is not None))
         number = 0
         try:
             with self._open() as file:
-                for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
+                for batch in self._batches(file):
                     for values in self._values(batch, number):
                         number += 1
-                        yield row_of(number, *values)
+                        yield _row(number, values)
         except _FAULTS as error:
             message = f"{self.path}: can't be read beyond row {number}: {error}"
             raise FairlaneError(message) from error
 
+    def _batches(self, file: Any) -> Iterator[Any]:
+        names = [self._columns.text, self._columns.tenant, self._id]
+        wanted = list(dict.fromkeys(name for name in names if name is not None))
+        for group in range(file.num_row_groups):
+            facts = file.metadata.row_group(group)
+            columns = [facts.column(at) for at in range(facts.num_columns)]
+            size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema in wanted)
+            rows = BATCH_BYTES * facts.num_rows // max(size, 1)
+            rows = max(1, min(rows, BATCH_ROWS))
+            yield from file.iter_batches(rows, row_groups=[group], columns=wanted)
+
     def _values(self, batch: Any, number: int) -> Iterator[tuple[Any, Any, Any]]:
         count = batch.num_rows
-        texts = batch.column(self._columns.text).to_pylist()
-        tenants = [""] * count
+        texts = _decoded(batch.column(self._columns.text))
+        tenants: list[Any] = [""] * count
         if self._columns.tenant is not None:
-            tenants = batch.column(self._columns.tenant).to_pylist()
+            tenants = _decoded(batch.column(self._columns.tenant))
         ids: Any = range(number + 1, number + 1 + count)
         if self._id is not None:
-            ids = batch.column(self._id).to_pylist()
+            ids = _decoded(batch.column(self._id))
         return zip(ids, texts, tenants, strict=True)
+
+
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    tests = [types.is_string, types.is_large_string, types.is_string_view]
+    return any(test(kind) for test in [*tests, types.is_binary, types.is_large_binary])
+
+
+def _decoded(column: Any) -> list[Any]:
+    """Values of a column; in place of one that is no UTF-8 the error."""
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_value(scalar) for scalar in column]
+    return [_text(value) if isinstance(value, bytes) else value for value in values]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _text(value: bytes) -> str | UnicodeDecodeError:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _row(number: int, values: tuple[Any, Any, Any]) -> Row:
+    for value in values:
+        if isinstance(value, UnicodeDecodeError):
+            detail = f"no UTF-8: {value.reason} at byte {value.start}"
+            return Row(number, str(number), "", reason="unreadable", detail=detail)
+    return row_of(number, *values)
 
 
 def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> int:

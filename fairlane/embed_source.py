@@ -1,23 +1,29 @@
 """What `fairlane embed` reads: rows of an id, a text and a tenant, one after the other.
 
 Three formats, by the file's name or by word: JSON lines, text (a line is a row) and Parquet
-(fairlane.embed_parquet). Nothing is held but the row at hand and, for Parquet, a piece of a
-row group. A row that can't be read is a row with a reason, never the end of the file.
+(fairlane.embed_parquet); lines may be in gzip. Nothing is held but the row at hand and, for
+Parquet, a piece of a row group. A row that can't be read is a row with a reason, never the end
+of the file. A source is read more than once, so it is a file and no pipe.
 
 Rows are numbered from 1 on; in the two formats of lines that is the line's number, and blank
 lines are left out.
 """
 
+import gzip
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from stat import S_ISREG
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 import msgspec
 
 from fairlane.errors import FairlaneError
 from fairlane.submit_append import whole_lines
+from producers.core.submission import INPUT_BYTES_MAX
+from schemas.reasons import Reason
 
 FORMATS = ("jsonl", "text", "parquet")
 _SUFFIXES = {
@@ -28,13 +34,24 @@ _SUFFIXES = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
+_GZIP = ".gz"
 #: Longest line that is read whole: no endpoint takes a text as long as this.
 LINE_BYTES_MAX = 1_000_000
-#: Longest id: it stands in the ledger and in every message about its row.
+#: Longest text, in UTF-8: a request is a record of the log, and none holds an input above this.
+TEXT_BYTES_MAX = INPUT_BYTES_MAX
+#: Longest id or tenant: they stand in the ledger and in every message about their row.
 ID_CHARS_MAX = 1_000
+#: Reasons of rows that have a tenant and an id all the same.
+NAMED = frozenset({"no_text", str(Reason.BODY_TOO_LARGE)})
+#: Rows taken from a source at once ...
+CHUNK_ROWS = 500
+#: ... fewer, when their texts have as many characters as this.
+CHUNK_CHARS = 4_000_000
 #: Lines at the beginning that are looked at for the columns.
 SAMPLE_LINES = 100
 _COUNT_BYTES = 1 << 20
+#: What reading raises: the system, and gzip that is none, breaks off or is damaged.
+_FAULTS = (OSError, EOFError, zlib.error)
 #: Control characters of an id would tear the lines of the file of failed rows apart.
 _ID = re.compile(r"[^\x00-\x1f\x7f]+")
 
@@ -72,17 +89,17 @@ class Source(Protocol):
 
 
 def open_source(path: Path, format_: str | None, columns: Columns) -> Source:
-    """Open a source. Raises FairlaneError: no such file, an unknown format, a missing column."""
-    kind = format_ or _SUFFIXES.get(path.suffix.lower())
+    """Open a source. Raises FairlaneError: no file, an unknown format, a missing column."""
+    _check_file(path)
+    is_packed = path.suffix.lower() == _GZIP
+    name = path.with_suffix("") if is_packed else path
+    kind = format_ or _SUFFIXES.get(name.suffix.lower())
     if kind is None:
         known = ", ".join(_SUFFIXES)
         raise FairlaneError(f"{path}: format unknown by its name ({known}); give --format")
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise FairlaneError(f"{path}: {error.strerror}") from error
     if kind == "parquet":
+        if is_packed:
+            raise FairlaneError(f"{path}: Parquet is read without gzip around it: gunzip it")
         from fairlane.embed_parquet import ParquetSource
 
         return ParquetSource(path, columns)
@@ -91,6 +108,36 @@ def open_source(path: Path, format_: str | None, columns: Columns) -> Source:
     if columns != Columns():
         raise FairlaneError(f"{path}: text has no columns: the line is the text, its number the id")
     return TextSource(path)
+
+
+def _check_file(path: Path) -> None:
+    try:
+        is_file = S_ISREG(path.stat().st_mode)  # looked at first: a pipe without a writer hangs
+        if is_file:
+            with path.open("rb"):
+                pass
+    except OSError as error:
+        raise FairlaneError(f"{path}: {error.strerror}") from error
+    if not is_file:
+        raise FairlaneError(
+            f"{path}: is no file, and it is read more than once: write what a pipe brings into "
+            f"a file first (a .jsonl{_GZIP} or .txt{_GZIP} is read as it is), and name the files "
+            "of a folder one by one"
+        )
+
+
+def chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Rows by some hundred, fewer of long ones, so that the memory they take is bounded."""
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row.text)
+        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_CHARS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def tenants_of(source: Source, tenants_max: int) -> list[str]:
@@ -118,21 +165,39 @@ class _Lines(ABC):
     def count(self) -> int:
         """How many lines there are."""
         lines, last = 0, b"\n"
-        with self.path.open("rb") as file:
-            while piece := file.read(_COUNT_BYTES):
-                lines += piece.count(b"\n")
-                last = piece[-1:]
+        try:
+            with self._opened() as file:
+                while piece := file.read(_COUNT_BYTES):
+                    lines += piece.count(b"\n")
+                    last = piece[-1:]
+        except _FAULTS as error:
+            raise FairlaneError(f"{self.path}: can't be read: {error}") from error
         return lines + (last != b"\n")
 
     def rows(self) -> Iterator[Row]:
         """Every line that is not blank."""
-        with self.path.open("rb") as file:
-            for number, line in whole_lines(file, LINE_BYTES_MAX):
-                if line is None:
-                    detail = f"longer than {LINE_BYTES_MAX} bytes"
-                    yield Row(number, str(number), "", reason="unreadable", detail=detail)
-                elif line.strip():
-                    yield self._row(number, line)
+        for number, line in self._lines():
+            if line is None:
+                detail = f"longer than {LINE_BYTES_MAX} bytes"
+                yield Row(number, str(number), "", reason="unreadable", detail=detail)
+            elif line.strip():
+                yield self._row(number, line)
+
+    def _lines(self) -> Iterator[tuple[int, bytes | None]]:
+        number = 0
+        try:
+            with self._opened() as file:
+                for number, line in whole_lines(file, LINE_BYTES_MAX):
+                    yield number, line
+        except _FAULTS as error:
+            raise FairlaneError(
+                f"{self.path}: can't be read beyond line {number}: {error}"
+            ) from error
+
+    def _opened(self) -> BinaryIO:
+        if self.path.suffix.lower() == _GZIP:
+            return cast("BinaryIO", gzip.open(self.path, "rb"))
+        return self.path.open("rb")
 
     @abstractmethod
     def _row(self, number: int, line: bytes) -> Row:
@@ -179,14 +244,13 @@ class JsonSource(_Lines):
             )
 
     def _sample(self) -> Iterator[dict[str, msgspec.Raw]]:
-        with self.path.open("rb") as file:
-            for number, line in whole_lines(file, LINE_BYTES_MAX):
-                if number > SAMPLE_LINES:
-                    return
-                try:
-                    yield msgspec.json.decode(line or b"", type=dict[str, msgspec.Raw])
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    continue
+        for number, line in self._lines():
+            if number > SAMPLE_LINES:
+                return
+            try:
+                yield msgspec.json.decode(line or b"", type=dict[str, msgspec.Raw])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
 
     def _row(self, number: int, line: bytes) -> Row:
         try:
@@ -204,23 +268,28 @@ def row_of(number: int, row_id: Any, text: Any, tenant: Any) -> Row:
     """Row of these values, or one with the reason why it is none."""
     if type(row_id) is int:
         row_id = str(row_id)
-    fault = _fault(row_id, text, tenant)
+    rule = f"1..{ID_CHARS_MAX} characters without control characters"
+    if not isinstance(row_id, str) or not _is_id(row_id):
+        detail = f"the id must be an integer, or {rule}"
+        return Row(number, str(number), "", reason="no_id", detail=detail)
+    if not isinstance(tenant, str) or (tenant and not _is_id(tenant)):
+        detail = f"the tenant must be there and have {rule}"
+        return Row(number, row_id, "", reason="no_tenant", detail=detail)
+    fault = _fault(text)
     if fault:
-        name = row_id if isinstance(row_id, str) and _is_id(row_id) else str(number)
-        return Row(number, name, "", reason=fault[0], detail=fault[1])
+        return Row(number, row_id, "", tenant, *fault)
     return Row(number, row_id, text, tenant)
 
 
-def _fault(row_id: Any, text: Any, tenant: Any) -> tuple[str, str] | None:
-    if not isinstance(row_id, str) or not _is_id(row_id):
-        rule = f"an integer, or 1..{ID_CHARS_MAX} characters without control characters"
-        return "no_id", f"the id must be {rule}"
+def _fault(text: Any) -> tuple[str, str] | None:
     if not isinstance(text, str):
         return "no_text", "the text is missing" if text is msgspec.UNSET else "the text is no text"
     if not text.strip():
         return "no_text", "the text is empty"
-    if not isinstance(tenant, str):
-        return "no_tenant", "the tenant is missing or no text"
+    size = len(text.encode())
+    if size > TEXT_BYTES_MAX:
+        detail = f"the text has {size} bytes; no request takes more than {TEXT_BYTES_MAX}: split it"
+        return Reason.BODY_TOO_LARGE, detail
     return None
 
 

@@ -1,6 +1,8 @@
 """Sources of `fairlane embed`: each format gives the same rows, bad ones with their reason."""
 
+import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fairlane.embed_source import LINE_BYTES_MAX, Columns, Row, open_source, tenants_of
+from fairlane.embed_source import (
+    CHUNK_CHARS,
+    CHUNK_ROWS,
+    LINE_BYTES_MAX,
+    NAMED,
+    TEXT_BYTES_MAX,
+    Columns,
+    Row,
+    chunks,
+    open_source,
+    tenants_of,
+)
 from fairlane.errors import FairlaneError
 
 TEXTS = ["plain", "grün", "日本語 \U0001f680", 'quo"te\\', "two  spaces"]
@@ -183,3 +196,172 @@ def test_tenants_are_found_in_their_order_and_bounded(tmp_path: Path) -> None:
     assert tenants_of(source, 2) == ["b", "a"]
     with pytest.raises(FairlaneError, match="more than 1 tenants"):
         tenants_of(source, 1)
+
+
+def test_a_pipe_and_a_folder_are_refused_unread(tmp_path: Path) -> None:
+    """A source is read more than once: what the checks took of a pipe would be missing."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "folder.jsonl").mkdir()
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b'{"text": "x"}\n')
+        given = [tmp_path / "pipe.jsonl", tmp_path / "folder.jsonl", Path(f"/dev/fd/{reading}")]
+        for path in given:
+            with pytest.raises(FairlaneError, match=r"is no file.*into a file first"):
+                open_source(path, None, Columns())
+        assert os.read(reading, 100) == b'{"text": "x"}\n'
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
+def test_lines_in_gzip_are_read_as_they_are(tmp_path: Path, name: str) -> None:
+    plain = [json.dumps({"text": text}) if "jsonl" in name else text for text in TEXTS]
+    (tmp_path / name).write_bytes(gzip.compress("\n".join(plain).encode()))
+    source = open_source(tmp_path / name, None, Columns())
+    assert source.count() == len(TEXTS)
+    assert [row.text for row in source.rows()] == TEXTS
+
+
+def test_gzip_that_is_none_or_breaks_off_is_told(tmp_path: Path) -> None:
+    whole = gzip.compress(b"".join(b"line %d\n" % n for n in range(100_000)))
+    for content, message in ((b"plain", "beyond line 0"), (whole[:-20_000], "beyond line [1-9]")):
+        (tmp_path / "a.txt.gz").write_bytes(content)
+        source = open_source(tmp_path / "a.txt.gz", None, Columns())
+        with pytest.raises(FairlaneError, match=message):
+            list(source.rows())
+        with pytest.raises(FairlaneError, match="can't be read"):
+            source.count()
+    with pytest.raises(FairlaneError, match="gunzip"):
+        open_source(tmp_path / "a.txt.gz", "parquet", Columns())
+
+
+def test_a_text_that_no_request_takes_fails_alone_in_each_format(tmp_path: Path) -> None:
+    texts = ["ä" * (TEXT_BYTES_MAX // 2), "ä" * (TEXT_BYTES_MAX // 2) + "x", "last"]
+    each = [{"id": f"n{at}", "text": text} for at, text in enumerate(texts)]
+    raw = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in each]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    given = {"id": [row["id"] for row in each], "text": texts}
+    for path in (
+        tmp_path / "a.txt",
+        lines(tmp_path / "a.jsonl", *raw),
+        parquet(tmp_path / "a.parquet", given, 3),
+    ):
+        found = rows(path)
+        assert [row.reason for row in found] == ["", "body_too_large", ""]
+        assert found[1].text == ""
+        assert found[1].reason in NAMED
+        assert str(TEXT_BYTES_MAX) in found[1].detail
+
+
+def test_a_row_that_fails_with_its_name_keeps_its_tenant(tmp_path: Path) -> None:
+    given: list[Any] = [
+        {"id": "a", "who": "x", "text": "t"},
+        {"id": "b", "who": "x", "text": ""},
+        {"id": "c", "who": 5, "text": ""},
+        {"id": "d", "who": "two\nlines", "text": "t"},
+    ]
+    found = rows(lines(tmp_path / "a.jsonl", *given), Columns(tenant="who"))
+    assert [(row.id, row.tenant, row.reason) for row in found] == [
+        ("a", "x", ""),
+        ("b", "x", "no_text"),
+        ("c", "", "no_tenant"),
+        ("d", "", "no_tenant"),
+    ]
+    assert [row.reason in NAMED for row in found[1:]] == [True, False, False]
+
+
+BAD = [b"first", b"\xff\xfe", b"last"]
+
+
+def as_text(values: list[bytes], kind: pa.DataType) -> pa.Array:
+    """An array of text whose bytes nobody looked at, as some writers leave them."""
+    binary = pa.array(values, pa.large_binary() if kind == pa.large_string() else pa.binary())
+    return pa.Array.from_buffers(kind, len(values), binary.buffers())
+
+
+@pytest.mark.parametrize("column", ["text", "id", "who"])
+def test_no_utf8_in_parquet_is_an_unreadable_row_and_no_other(tmp_path: Path, column: str) -> None:
+    plain = pa.array(["a", "b", "c"])
+    bad = as_text(BAD, pa.string())
+    for values in (bad, as_text(BAD, pa.large_string()), pa.array(BAD), bad.dictionary_encode()):
+        given = {"text": plain, "id": plain, "who": plain, column: values}
+        found = rows(parquet(tmp_path / "a.parquet", given, 3), Columns(tenant="who"))
+        assert [row.reason for row in found] == ["", "unreadable", ""]
+        assert found[1].id == "2"
+        assert "no UTF-8" in found[1].detail
+        name = {"who": "tenant"}.get(column, column)
+        assert [getattr(row, name) for row in found[::2]] == ["first", "last"]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()]
+)
+def test_every_kind_of_text_in_parquet_is_text(tmp_path: Path, kind: pa.DataType) -> None:
+    values = pa.array([*[text.encode() for text in TEXTS], None], pa.binary()).cast(kind)
+    found = rows(parquet(tmp_path / "a.parquet", {"text": values, "id": values}))
+    assert [row.text for row in found] == [*TEXTS, ""]
+    assert [row.id for row in found] == [*TEXTS, "6"]
+    assert [row.reason for row in found] == [""] * len(TEXTS) + ["no_id"]
+
+
+def test_columns_of_parquet_that_hold_no_text_are_told_at_once(tmp_path: Path) -> None:
+    good = pa.array(["a", "b"])
+    for values, kind in (
+        (pa.array([1, 2]), "int64"),
+        (pa.array([None, None]), "null"),
+        (pa.array([["a"], []]), "list"),
+        (pa.array([True, False]), "bool"),
+        (pa.array([b"12", b"34"], pa.binary(2)), "fixed_size_binary"),
+        (pa.array([{"a": 1}, {"a": 2}]), "struct"),
+    ):
+        for column in ("text", "who", "id"):
+            if (column, kind) == ("id", "int64"):
+                continue
+            given = {"text": good, "id": good, "who": good, column: values}
+            with pytest.raises(FairlaneError, match=f"column '{column}' is {kind}"):
+                rows(parquet(tmp_path / "a.parquet", given), Columns(tenant="who"))
+
+
+def test_integers_of_parquet_are_ids(tmp_path: Path) -> None:
+    numbers = pa.array([2**64 - 1, 0], pa.uint64())
+    for values in (numbers, numbers.dictionary_encode()):
+        found = rows(parquet(tmp_path / "a.parquet", {"text": ["a", "b"], "id": values}))
+        assert [row.id for row in found] == [str(2**64 - 1), "0"]
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(FairlaneError, match="2 columns 'text'"):
+        rows(tmp_path / "a.parquet")
+
+
+def test_rows_come_in_chunks_of_bounded_memory() -> None:
+    short = [Row(n, str(n), "t") for n in range(2 * CHUNK_ROWS + 1)]
+    assert [len(chunk) for chunk in chunks(iter(short))] == [CHUNK_ROWS, CHUNK_ROWS, 1]
+    long = [row._replace(text="t" * (CHUNK_CHARS // 4)) for row in short[:10]]
+    found = list(chunks(iter(long)))
+    assert [len(chunk) for chunk in found] == [4, 4, 2]
+    assert [row for chunk in found for row in chunk] == long
+
+
+def test_long_rows_of_parquet_are_decoded_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{n} " * 1_000 for n in range(50)]
+    path = parquet(tmp_path / "a.parquet", {"text": texts}, 50)
+    monkeypatch.setattr("fairlane.embed_parquet.BATCH_BYTES", 10_000)
+    sizes: list[int] = []
+    read = pq.ParquetFile.iter_batches
+
+    def watched(self: Any, *given: Any, **named: Any) -> Any:
+        for batch in read(self, *given, **named):
+            sizes.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
+    assert [row.text for row in rows(path)] == texts
+    assert sum(sizes) == 50
+    assert max(sizes) <= 5
