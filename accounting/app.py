@@ -104,12 +104,24 @@ class Accounting:
         self._settings, self._clock, self._meter, self._notes = settings, clock, meter, notes
         self._failure: BaseException | None = None
 
-    def run(self, stop: threading.Event, lanes_now: Callable[[], Mapping[str, int]]) -> Ending:
-        """Count until `stop` is set, other pools are to be counted, or something fails."""
-        return asyncio.run(self._run(stop, lanes_now))
+    def run(
+        self,
+        stop: threading.Event,
+        lanes_now: Callable[[], Mapping[str, int]],
+        leave: Callable[[Ending], None],
+    ) -> Ending:
+        """Count until `stop` is set, other pools are to be counted, or something fails.
+
+        Then `leave` is told, and should end the process: what still runs then may wait for
+        ever, and has nothing to save.
+        """
+        return asyncio.run(self._run(stop, lanes_now, leave))
 
     async def _run(
-        self, stop: threading.Event, lanes_now: Callable[[], Mapping[str, int]]
+        self,
+        stop: threading.Event,
+        lanes_now: Callable[[], Mapping[str, int]],
+        leave: Callable[[Ending], None],
     ) -> Ending:
         self._build()
         app = self._app
@@ -122,6 +134,7 @@ class Accounting:
         watch.cancel()
         if ending not in {Ending.FAILED, Ending.HALTED}:
             await self._close()
+        leave(ending)
         return ending
 
     def _ending(self, stop: threading.Event, watch: "asyncio.Task[None]") -> Ending:

@@ -32,7 +32,7 @@ from schemas.log import Log, LogError
 from schemas.policy import Policy, PolicyError
 
 if TYPE_CHECKING:
-    from accounting.app import Accounting, AccountingSettings
+    from accounting.app import Accounting, AccountingSettings, Ending
 
 #: How long a stop may take before the process ends as it is.
 GRACE_S = 8.0
@@ -51,8 +51,6 @@ def run_accounting(process: Process) -> int:
     Raises FairlaneError for what the user can mend.
     """
     need_faust()
-    from accounting.app import Ending
-
     notes = process.notes
     stop = stop_on_signals()
     _end_after_stop(stop)
@@ -67,7 +65,7 @@ def run_accounting(process: Process) -> int:
         now_ms = SystemClock().now_ms()
         note_losses(log, process.topics, lanes, now_ms, notes, meter)
         application = _application(process, policy, lanes, meter)
-        ending = application.run(stop, _lanes_now(process, log, lanes))
+        application.run(stop, _lanes_now(process, log, lanes), lambda end: _leave(process, end))
     except LogError as error:
         notes.error("the log failed", detail=str(error), exc_info=False)
         _end(EXIT_FAILED)
@@ -75,14 +73,20 @@ def run_accounting(process: Process) -> int:
         detail = f"{error.place}: {error.detail}; upgrade the accounting"
         notes.error("halted", detail=detail, exc_info=False)
         _end(EXIT_HALTED)
+    raise AssertionError
+
+
+def _leave(process: Process, ending: "Ending") -> None:
+    """End this process, or make it begin again."""
+    from accounting.app import Ending
+
     if ending is Ending.POOLS_CHANGED:
-        notes.info("the policy has other pools: starting again")
+        process.notes.info("the policy has other pools: starting again")
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - what started this process
     if ending is Ending.STOPPED:
-        notes.info("stopped")
+        process.notes.info("stopped")
     codes = {Ending.STOPPED: EXIT_CLEAN, Ending.HALTED: EXIT_HALTED}
     _end(codes.get(ending, EXIT_FAILED))
-    raise AssertionError
 
 
 def need_faust() -> None:

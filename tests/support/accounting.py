@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from schemas.codec import encode
-from schemas.log import Log, Record, TransactionalProducer
+from schemas.log import Log, LogError, Record, TransactionalProducer
 from schemas.policy import Endpoint, Policy, Pool, Tenant, Tier
 from schemas.records import VERSION, End, Finished, Outcome, Usage
 from schemas.topics import Topics
@@ -101,7 +101,10 @@ class Lane:
             return
         # What is not sent yet when a transaction is aborted never comes to the log.
         until(lambda: self._end() >= before + len(values), "what will be aborted is in the log")
-        self._producer.abort()
+        try:
+            self._producer.abort()
+        except LogError:  # the log's time-out came first
+            self._producer.init()
 
     def _end(self) -> int:
         return self._everything.bounds((self.topic, self.lane)).end

@@ -56,7 +56,9 @@ def test_a_watch_that_dies_is_a_failure_and_no_change_of_pools(
         kafka="127.0.0.1:1", topics=Topics("t"), lanes={"gpu": 2}, buckets=1
     )
     accounting = Accounting(settings, SystemClock(), NoMeter(), notes)
-    assert accounting.run(threading.Event(), lanes_now) is Ending.FAILED
+    told: list[Ending] = []
+    assert accounting.run(threading.Event(), lanes_now, told.append) is Ending.FAILED
+    assert told == [Ending.FAILED]
     assert notes.errors == [("crashed", "ZeroDivisionError('no lanes')")]
 
 
