@@ -48,7 +48,8 @@ class LimitKeeper:
             try:
                 return await self._limits.charge(charge)
             except StoreDownError as error:
-                log.warning("limits are %s: %s", self._when_down.value, error)
+                if not self.is_down:  # once for all charges that went out together
+                    log.warning("limits are %s: %s", self._when_down.value, error)
                 self._asked_again_ms = self._clock.now_ms() + PAUSE_MS
         if self._when_down is WhenDown.CLOSED:
             return None

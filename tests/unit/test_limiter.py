@@ -370,3 +370,22 @@ def test_without_redis_requests_are_taken_and_indexed_when_it_is_back() -> None:
         await switched.close()
 
     asyncio.run(scenario())
+
+
+def test_charges_that_fail_together_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Hung:
+        async def charge(self, charge: Charge) -> Verdict:
+            await asyncio.sleep(0)
+            raise StoreDownError("Redis: hung")
+
+    async def scenario() -> None:
+        clock = Clock()
+        keeper = LimitKeeper(Hung(), clock)
+        for told in (1, 2):
+            await asyncio.gather(*(keeper.charge(Charge("a", "e", str(n), 1, 9)) for n in range(8)))
+            assert [r.getMessage() for r in caplog.records] == [
+                "limits are degraded: Redis: hung"
+            ] * told
+            clock.value_ms += PAUSE_MS
+
+    asyncio.run(scenario())
