@@ -16,6 +16,8 @@ import httpx
 
 Message = MutableMapping[str, Any]
 Answer = tuple[int, dict[str, Any] | bytes, dict[str, str]]
+#: Headers of an answer to a bulk call.
+NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
 @dataclass(eq=False)
@@ -107,7 +109,7 @@ class FakeService:
     async def _answer(self, call: Call) -> Answer:
         if call.path == "/v1/requests:bulk":
             lines = [json.dumps(self._line(n, line)) for n, line in enumerate(call.lines, 1)]
-            return 200, "\n".join(lines).encode(), {}
+            return 200, "\n".join(lines).encode(), NDJSON
         if call.path == "/v1/requests":
             fields = json.loads(call.body)
             verdict = self._take(fields, call.headers.get("idempotency-key", ""))

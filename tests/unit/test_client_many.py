@@ -21,7 +21,7 @@ from fairlane import (
 )
 from fairlane.client_flow import CHUNK_BYTES_MAX, CHUNK_LINES_MAX
 from tests.support import virtual_time
-from tests.support.fake_service import Call, Direct, FakeService, Taken
+from tests.support.fake_service import NDJSON, Call, Direct, FakeService, Taken
 
 
 def client(service: FakeService, **options: Any) -> AsyncClient:
@@ -36,9 +36,9 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def limit(retry_after_s: float = 5) -> dict[str, Any]:
+def limit(retry_after_s: float = 5, status: int = 429) -> dict[str, Any]:
     return {
-        "status": 429,
+        "status": status,
         "reason": "rate_limit",
         "detail": "used up",
         "retry": "later",
@@ -162,11 +162,11 @@ def test_a_limit_pauses_its_endpoint_as_long_as_told_and_no_other() -> None:
 def test_a_line_that_stays_refused_is_told_when_patience_is_over() -> None:
     async def scenario() -> None:
         service = FakeService()
-        service.judge = lambda fields: limit(1) if fields["input"] == 3 else None
+        service.judge = lambda fields: limit(1, 503) if fields["input"] == 3 else None
         async with client(service, patience_s=30) as opened:
             pairs = [pair async for pair in opened.submit_many(submissions(5))]
         (refused,) = [found for _, found in pairs if isinstance(found, RefusedError)]
-        assert refused.reason == "rate_limit"
+        assert refused.status == 503
         assert pairs[3][1] is refused
         assert 20 < now() - 1_000 <= 32
 
@@ -182,7 +182,9 @@ def test_lines_without_a_verdict_are_sent_again() -> None:
             if not is_first[0]:
                 return None
             is_first[0] = False
-            return 200, b'{"line": 1, "status": 202, "id": "req_x"}\n{"line": 2, "sta', {}
+            key = call.lines[0]["idempotency_key"]
+            first = {"line": 1, "status": 202, "id": "req_x", "idempotency_key": key}
+            return 200, json.dumps(first).encode() + b'\n{"line": 2, "sta', NDJSON
 
         service.answer_first = cut
         async with client(service) as opened:
@@ -196,13 +198,13 @@ def test_lines_without_a_verdict_are_sent_again() -> None:
 # --- run_many
 
 
-def test_ten_thousand_are_never_more_than_outstanding_and_a_poll_each() -> None:
+def test_two_thousand_are_never_more_than_outstanding_and_a_poll_each() -> None:
     random = Random(3)
     pulled = 0
 
     def source() -> Iterator[Submission]:
         nonlocal pulled
-        for submission in submissions(10_000):
+        for submission in submissions(2_000):
             pulled += 1
             yield submission
 
@@ -215,16 +217,16 @@ def test_ten_thousand_are_never_more_than_outstanding_and_a_poll_each() -> None:
     async def scenario() -> None:
         found, ended = Counter[int](), 0
         async with client(service) as opened:
-            async for submission, outcome in opened.run_many(source(), outstanding=100):
+            async for submission, outcome in opened.run_many(source(), outstanding=50):
                 assert isinstance(outcome, Outcome)
                 assert outcome.output == submission.input
                 found[submission.input] += 1
                 ended += 1
-                assert pulled - ended <= 100
-        assert found == dict.fromkeys(range(10_000), 1)
-        assert service.unfinished_max <= 100
-        assert service.unfinished_max > 90
-        assert len(service.gets) == 10_000
+                assert pulled - ended <= 50
+        assert found == dict.fromkeys(range(2_000), 1)
+        assert service.unfinished_max <= 50
+        assert service.unfinished_max > 45
+        assert len(service.gets) == 2_000
 
     virtual_time.run(scenario())
 
