@@ -11,7 +11,8 @@ submission has an idempotency key, the caller's or a random one. See docs/client
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
@@ -23,6 +24,7 @@ from fairlane.client_flow import Flow
 from fairlane.client_http import Http, pooled
 from fairlane.client_values import (
     Accepted,
+    ClosedError,
     Options,
     Outcome,
     RefusedError,
@@ -70,9 +72,7 @@ class AsyncClient:
         patience_s: float = PATIENCE_S,
         connections: int = CONNECTIONS,
     ) -> None:
-        key = key if key is not None else os.environ.get(KEY_VARIABLE, "")
-        if not key:
-            raise FairlaneError(f"no API key: give `key` or set {KEY_VARIABLE}")
+        key = given_key(key)
         if connections < 1:
             raise FairlaneError(f"connections: must be at least 1, not {connections}")
         if not url.startswith(("http://", "https://")):
@@ -80,6 +80,8 @@ class AsyncClient:
         self._http = Http(url, key, transport or pooled(url, connections))
         self._calls = Calls(self._http, connections, patience_s)
         self._flows: set[Flow] = set()
+        self._under_way: set[asyncio.Timeout] = set()
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,7 +95,14 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End what still runs and close the connections; requests accepted go on."""
+        """End what still runs and close the connections; requests accepted go on.
+
+        Calls and loops under way raise ClosedError.
+        """
+        self._is_closed = True
+        for call in self._under_way:
+            if not call.expired():
+                call.reschedule(asyncio.get_running_loop().time())
         for flow in list(self._flows):
             await flow.stop()
         await self._http.aclose()
@@ -117,7 +126,9 @@ class AsyncClient:
         """
         submission = what if isinstance(what, Submission) else Submission(what, *rest, **options)
         key = submission.idempotency_key or _new_key()
-        return await self._calls.submit(wire.body(submission), key, submission.endpoint)
+        body = wire.body(submission)
+        async with self._open():
+            return await self._calls.submit(body, key, submission.endpoint)
 
     async def wait(self, id: str, timeout_s: float | None = None) -> Outcome:  # noqa: A002
         """Wait until a request has ended; by long polls, so that it is known at once.
@@ -128,25 +139,27 @@ class AsyncClient:
             UnreachableError: no answer until patience was over.
         """
         late = WaitTimeoutError(f"{id} has not ended within {timeout_s} s", id=id)
-        if timeout_s is not None and timeout_s <= 0:
-            found = await self._calls.look(id)
-            if found is None:
-                raise late
-            return found
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                return await self._calls.outcome(id, MISSING_S)
-        except TimeoutError:
-            if limit.expired():
-                raise late from None
-            raise
+        async with self._open():
+            if timeout_s is not None and timeout_s <= 0:
+                found = await self._calls.look(id)
+                if found is None:
+                    raise late
+                return found
+            try:
+                async with asyncio.timeout(timeout_s) as limit:
+                    return await self._calls.outcome(id, MISSING_S)
+            except TimeoutError:
+                if limit.expired():
+                    raise late from None
+                raise
 
     async def cancel(self, id: str) -> str:  # noqa: A002
         """Ask for the end of a request; returns its state as known now.
 
         Raises RefusedError or UnreachableError.
         """
-        return await self._calls.cancel(id)
+        async with self._open():
+            return await self._calls.cancel(id)
 
     # --- many requests
 
@@ -156,11 +169,14 @@ class AsyncClient:
         """Submit many by bulk calls; the answers come in the order of the submissions.
 
         At most `outstanding` are pulled and not yet handed out: memory is bounded. A line that
-        is refused for now is sent again by itself, until patience is over.
+        is refused for now is sent again by itself, until patience is over; a limit that says
+        when it is over is waited for however long it takes.
 
         Raises:
             RefusedError: calls as such are refused, as with a wrong key.
             UnreachableError: no answer until patience was over.
+            ProtocolError: what answers is no ingress.
+            ClosedError: the client was closed meanwhile.
         """
         flow = self._flow(submissions, outstanding, has_outcomes=False)
         held: dict[int, tuple[Submission, Accepted | RefusedError]] = {}
@@ -183,11 +199,14 @@ class AsyncClient:
         """Submit many and wait for them; they come in the order in which they end.
 
         At most `outstanding` are unfinished at a time; the next is pulled only with room, so
-        memory is bounded. Breaking off the loop leaves what was accepted to run.
+        memory is bounded. Breaking off the loop leaves what was accepted to run. Limits are
+        waited for as in `submit_many`.
 
         Raises:
             RefusedError: calls as such are refused, as with a wrong key.
             UnreachableError: no answer until patience was over.
+            ProtocolError: what answers is no ingress.
+            ClosedError: the client was closed meanwhile.
         """
         flow = self._flow(submissions, outstanding, has_outcomes=True)
         try:
@@ -201,14 +220,41 @@ class AsyncClient:
 
     def _flow(self, submissions: Submissions, outstanding: int, *, has_outcomes: bool) -> Flow:
         check_outstanding(outstanding)
+        if self._is_closed:
+            raise ClosedError
         flow = Flow(self._calls, submissions, outstanding, _new_key, has_outcomes=has_outcomes)
         self._flows.add(flow)
         flow.start()
         return flow
 
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """A call, which `aclose` ends. Raises ClosedError."""
+        if self._is_closed:
+            raise ClosedError
+        try:
+            async with asyncio.timeout(None) as call:
+                self._under_way.add(call)
+                try:
+                    yield
+                finally:
+                    self._under_way.discard(call)
+        except TimeoutError:
+            if call.expired():
+                raise ClosedError from None
+            raise
+
     async def _end(self, flow: Flow) -> None:
         await flow.stop()
         self._flows.discard(flow)
+
+
+def given_key(key: str | None) -> str:
+    """The key as given, else of the environment. Raises FairlaneError without any."""
+    key = key if key is not None else os.environ.get(KEY_VARIABLE, "")
+    if not key:
+        raise FairlaneError(f"no API key: give `key` or set {KEY_VARIABLE}")
+    return key
 
 
 def check_outstanding(outstanding: int) -> None:

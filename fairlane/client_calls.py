@@ -14,7 +14,9 @@ from fairlane import client_wire as wire
 from fairlane.client_http import Http
 from fairlane.client_values import Accepted, Outcome, RefusedError, UnreachableError
 from fairlane.patience import (
+    Endurance,
     GivenUpError,
+    Lasting,
     Pacer,
     Trouble,
     Until,
@@ -40,7 +42,7 @@ MISSING_S = 10.0
 HELD_SHARE = 0.5
 
 _JSON = {"Content-Type": "application/json"}
-_NDJSON = {"Content-Type": "application/x-ndjson"}
+_NDJSON = {"Content-Type": wire.NDJSON_TYPE}
 
 
 class Calls:
@@ -66,7 +68,7 @@ class Calls:
 
     def limits_of(self, endpoint: str) -> Pacer:
         """When requests to an endpoint are within the tenant's limit again, as far as told."""
-        return self._limits.setdefault(endpoint, Pacer())
+        return self._limits.setdefault(endpoint, Pacer(jitter_s=0.0))
 
     async def submit(self, body: bytes, key: str, endpoint: str) -> Accepted:
         """POST one request. Raises RefusedError or UnreachableError."""
@@ -84,7 +86,10 @@ class Calls:
     ) -> list[Accepted | RefusedError | None]:
         """POST many; the verdicts in the order of the lines, None where there is none.
 
-        Raises RefusedError when the call as a whole is refused, or UnreachableError.
+        A limit of calls as such is waited out as it is told.
+
+        Raises RefusedError when the call as a whole is refused, UnreachableError, or
+        ProtocolError.
         """
         body = b"\n".join(lines) + b"\n"
 
@@ -92,7 +97,8 @@ class Calls:
             async with self._bulks, self._posts:
                 return await self._http.post(BULK_ROUTE, body, _NDJSON)
 
-        answer = await self._patiently(call, self._post_pacer, self.limits_of(endpoint))
+        lasting = Lasting(self.patience_s)
+        answer = await self._patiently(call, self._post_pacer, self.limits_of(endpoint), lasting)
         if answer.status_code != httpx.codes.OK:
             raise wire.refusal(answer)
         return wire.read_verdicts(answer, keys)
@@ -167,13 +173,14 @@ class Calls:
         call: Callable[[], Awaitable[httpx.Response]],
         pacer: Pacer,
         limits: Pacer | None = None,
+        endurance: Endurance | None = None,
         *,
         key: str = "",
         request_id: str = "",
     ) -> httpx.Response:
         until = Until(asyncio.get_running_loop().time() + self.patience_s)
         try:
-            return await patiently(call, pacer, until, limits)
+            return await patiently(call, pacer, endurance or until, limits)
         except GivenUpError as error:
             raise self._given_up(error.trouble, key, request_id) from error
 
@@ -182,8 +189,12 @@ class Calls:
     ) -> RefusedError | UnreachableError:
         if trouble.answer is not None:
             return wire.refusal(trouble.answer, key, request_id)
+        return self.unreachable(trouble.text, key, request_id)
+
+    def unreachable(self, what: str, key: str = "", request_id: str = "") -> UnreachableError:
+        """The error that patience is over without an answer; `what` was there instead."""
         return UnreachableError(
-            f"{self._http.url} does not answer for {self.patience_s:g} s: {trouble.text}; "
+            f"{self._http.url} does not answer for {self.patience_s:g} s: {what}; "
             "is an ingress running there?",
             id=request_id,
             idempotency_key=key,

@@ -2,9 +2,11 @@
 
 A `Flow` pulls from the caller's iterable while fewer than `outstanding` of its submissions
 are in it, sends them endpoint by endpoint in chunks, and hands each out with what became of
-it. What is refused for now is sent again by itself, after the pause it was told.
+it. What is refused for now is sent again by itself, after the pause it was told. A limit that
+says when it is over is only waited for: the room keeps what waits small.
 
-Everything runs in tasks of the flow; `stop` ends them all.
+Everything runs in tasks of the flow; `stop` ends them all. However a task ends, who waits for
+the next is told.
 """
 
 import asyncio
@@ -15,8 +17,9 @@ from typing import Any
 
 from fairlane import client_wire as wire
 from fairlane.client_calls import Calls
-from fairlane.client_values import Accepted, Outcome, RefusedError, Submission
-from fairlane.patience import backoff_s, may_pass
+from fairlane.client_values import Accepted, ClosedError, Outcome, RefusedError, Submission
+from fairlane.patience import Lasting, Trouble, may_pass
+from schemas.reasons import Retry
 
 #: Lines and bytes of one bulk call: enough to be cheap, small enough to be answered at once.
 CHUNK_LINES_MAX = 200
@@ -25,6 +28,8 @@ CHUNK_BYTES_MAX = 1 << 20
 SENDERS = 2
 #: Submissions that come one by one are gathered for so long into one call.
 LINGER_S = 0.005
+#: A call of one line that is refused so was refused for what is in the line.
+_OF_THE_CONTENT = frozenset({400, 413})
 #: After so many from an iterable that never waits the others get a turn.
 PULLED_IN_A_ROW = 100
 
@@ -36,8 +41,8 @@ class Ticket:
     number: int
     submission: Submission
     key: str
-    line: bytes
-    since_s: float
+    patience: Lasting
+    line: bytes = b""
     failures: int = 0
     verdict: Accepted | Outcome | RefusedError | None = None
 
@@ -72,7 +77,7 @@ class Flow:
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: asyncio.Queue[Ticket | BaseException | None] = asyncio.Queue()
         self._pulled = self._given = 0
-        self._is_exhausted = False
+        self._is_exhausted = self._is_stopped = False
 
     def start(self) -> None:
         """Begin to pull."""
@@ -82,7 +87,7 @@ class Flow:
         """The next that is done, in the order in which they are; None: that was all.
 
         Raises what the caller's iterable raised, RefusedError when calls as such are
-        refused (the key is wrong), UnreachableError.
+        refused (the key is wrong), UnreachableError, ProtocolError, ClosedError after `stop`.
         """
         while not (self._is_exhausted and self._given == self._pulled):
             item = await self._out.get()
@@ -98,7 +103,9 @@ class Flow:
         self._room.release()
 
     async def stop(self) -> None:
-        """End all tasks; nothing is raised."""
+        """End all tasks; nothing is raised but to who waits for the next."""
+        self._is_stopped = True
+        self._out.put_nowait(ClosedError())
         while self._tasks:
             tasks = list(self._tasks)
             for task in tasks:
@@ -117,11 +124,13 @@ class Flow:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            self._out.put_nowait(error)
+        except BaseException as error:
+            if not self._is_stopped:  # a source may raise CancelledError on its own
+                self._out.put_nowait(error)
+            if not isinstance(error, Exception):
+                raise
 
     async def _pull(self) -> None:
-        loop = asyncio.get_running_loop()
         submissions = _as_async(self._source)
         while True:
             await self._room.acquire()
@@ -130,18 +139,23 @@ class Flow:
                 break
             self._pulled += 1
             key = submission.idempotency_key or self._new_key()
-            line = wire.body(submission, key)
-            self._offer([Ticket(self._pulled, submission, key, line, loop.time())])
+            ticket = Ticket(self._pulled, submission, key, Lasting(self._calls.patience_s))
+            try:
+                ticket.line = wire.body(submission, key)
+            except RefusedError as error:
+                self._done(ticket, error)
+            else:
+                self._offer(ticket)
         self._is_exhausted = True
         self._out.put_nowait(None)
 
-    def _offer(self, tickets: list[Ticket]) -> None:
-        """Queue tickets of one endpoint, before all others of it that wait."""
-        endpoint = tickets[0].submission.endpoint
+    def _offer(self, ticket: Ticket) -> None:
+        """Queue a ticket behind all others of its endpoint."""
+        endpoint = ticket.submission.endpoint
         lane = self._lanes.get(endpoint)
         if lane is None:
             lane = self._lanes[endpoint] = _Lane(endpoint)
-        lane.ready.extend(tickets)
+        lane.ready.append(ticket)
         if lane.senders < SENDERS:
             lane.senders += 1
             self._spawn(self._send_all(lane))
@@ -161,36 +175,43 @@ class Flow:
                 self._lanes.pop(lane.endpoint, None)
 
     async def _send(self, lane: _Lane, chunk: list[Ticket]) -> None:
-        verdicts = await self._calls.submit_bulk(
-            [ticket.line for ticket in chunk], [ticket.key for ticket in chunk], lane.endpoint
-        )
-        again = []
-        pause_s = 0.0
-        for ticket, verdict in zip(chunk, verdicts, strict=True):
-            ticket_pause_s = self._pause_s(ticket, verdict)
-            if ticket_pause_s is not None:
+        again, pause_s = list[Ticket](), 0.0
+        for ticket, verdict in zip(chunk, await self._verdicts(lane, chunk), strict=True):
+            trouble = _passing(verdict)
+            if trouble is None:
+                self._settle(ticket, verdict)
+                continue
+            ticket_pause_s = trouble.pause_s(ticket.failures)
+            ticket.failures += 1
+            if not ticket.patience.is_over(trouble, ticket_pause_s):
                 again.append(ticket)
                 pause_s = max(pause_s, ticket_pause_s)
-                ticket.failures += 1
-            elif isinstance(verdict, Accepted) and self._has_outcomes:
-                self._spawn(self._wait_for_end(ticket, verdict))
+            elif verdict is None:
+                raise self._calls.unreachable(trouble.text, ticket.key)
             else:
-                self._done(ticket, verdict)
+                self._settle(ticket, verdict)
         if again:
             self._calls.limits_of(lane.endpoint).pause(pause_s)
             lane.ready.extendleft(reversed(again))
 
-    def _pause_s(self, ticket: Ticket, verdict: Accepted | RefusedError | None) -> float | None:
-        """How long to wait before a line is sent again; None: its verdict stays."""
-        if isinstance(verdict, Accepted):
-            return None
-        if verdict is None:
-            return backoff_s(ticket.failures)
-        if not may_pass(verdict.status) or verdict.retry == "never":
-            return None
-        pause_s = verdict.retry_after_s or backoff_s(ticket.failures)
-        waited_s = asyncio.get_running_loop().time() - ticket.since_s
-        return pause_s if waited_s + pause_s <= self._calls.patience_s else None
+    async def _verdicts(
+        self, lane: _Lane, chunk: list[Ticket]
+    ) -> list[Accepted | RefusedError | None]:
+        try:
+            return await self._calls.submit_bulk(
+                [ticket.line for ticket in chunk], [ticket.key for ticket in chunk], lane.endpoint
+            )
+        except RefusedError as error:
+            if len(chunk) > 1 or error.status not in _OF_THE_CONTENT:
+                raise
+            error.idempotency_key = chunk[0].key
+            return [error]
+
+    def _settle(self, ticket: Ticket, verdict: Accepted | RefusedError | None) -> None:
+        if isinstance(verdict, Accepted) and self._has_outcomes:
+            self._spawn(self._wait_for_end(ticket, verdict))
+        else:
+            self._done(ticket, verdict)
 
     async def _wait_for_end(self, ticket: Ticket, accepted: Accepted) -> None:
         try:
@@ -204,6 +225,17 @@ class Flow:
     def _done(self, ticket: Ticket, verdict: Accepted | Outcome | RefusedError | None) -> None:
         ticket.verdict, ticket.line = verdict, b""
         self._out.put_nowait(ticket)
+
+
+def _passing(verdict: Accepted | RefusedError | None) -> Trouble | None:
+    """Why a line has to be sent again; None: its verdict stays."""
+    if verdict is None:
+        return Trouble("its answers have no verdict of this submission")
+    if isinstance(verdict, Accepted) or verdict.retry == Retry.NEVER:
+        return None
+    if not may_pass(verdict.status):
+        return None
+    return Trouble(str(verdict), verdict.status, verdict.retry_after_s)
 
 
 def _take(ready: deque[Ticket]) -> list[Ticket]:

@@ -19,7 +19,7 @@ KEEPALIVE_S = 4.0
 
 
 class Http:
-    """Calls of one server; answers are read to their end."""
+    """Calls of one server; answers are read to their end and know their request."""
 
     def __init__(self, url: str, key: str, transport: httpx.AsyncBaseTransport) -> None:
         """`key` is sent with each call."""
@@ -60,6 +60,7 @@ class Http:
             await answer.aread()
         finally:
             await answer.aclose()
+        answer.request = request
         return answer
 
 

@@ -20,8 +20,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from concurrent.futures import CancelledError
-from itertools import islice
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
@@ -34,11 +33,10 @@ from fairlane.client import (
     PATIENCE_S,
     AsyncClient,
     check_outstanding,
+    given_key,
 )
 from fairlane.client_values import Accepted, ClosedError, Options, Outcome, RefusedError, Submission
 
-#: Submissions read from the caller's iterable before what is done is looked at again.
-PULL_STEP = 32
 #: A loop that is told to stop has nothing to wait for but the closing of its connections.
 STOP_S = 5.0
 
@@ -66,10 +64,12 @@ class Client:
         patience_s: float = PATIENCE_S,
         connections: int = CONNECTIONS,
     ) -> None:
+        own_key = given_key(key)  # once: a thread or a fork begins anew with the same
+
         def new_client() -> AsyncClient:
             return AsyncClient(
                 url,
-                key,
+                own_key,
                 transport=transport,
                 patience_s=patience_s,
                 connections=connections,
@@ -77,7 +77,7 @@ class Client:
 
         new_client()  # wrong arguments are told here
         self._new_client = new_client
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.RLock] = {}
         self._pid = os.getpid()
         self._thread: _LoopThread | None = None
         self._is_closed = False
@@ -130,6 +130,7 @@ class Client:
         """Submit many by bulk calls; see AsyncClient.submit_many."""
         check_outstanding(outstanding)
         return _Many(
+            self,
             self._running(),
             lambda client, source: client.submit_many(source, outstanding=outstanding),
             outstanding,
@@ -141,6 +142,7 @@ class Client:
         """Submit many and wait for them; see AsyncClient.run_many."""
         check_outstanding(outstanding)
         return _Many(
+            self,
             self._running(),
             lambda client, source: client.run_many(source, outstanding=outstanding),
             outstanding,
@@ -149,14 +151,20 @@ class Client:
     def _call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
         return self._running().call(work)
 
+    @property
+    def _lock(self) -> "threading.RLock":
+        """The lock of this process: a fork copies locks as they were, without who held them."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
+
     def _running(self) -> "_LoopThread":
-        if self._pid != os.getpid():  # a fork copies no threads, but locks as they were
-            self._lock, self._pid, self._thread = threading.Lock(), os.getpid(), None
+        """The loop of this process; it ends with the client. Raises ClosedError."""
         with self._lock:
             if self._is_closed:
-                raise _closed()
+                raise ClosedError
+            if self._pid != os.getpid():  # a fork copies no threads
+                self._pid, self._thread = os.getpid(), None
             if self._thread is None:
-                self._thread = _LoopThread(self._new_client)
+                self._thread = _LoopThread(self._new_client())
                 weakref.finalize(self, self._thread.stop)
             return self._thread
 
@@ -184,63 +192,102 @@ class _Call(Generic[T]):
 
 
 class _LoopThread:
-    """A thread with an event loop and a client on it."""
+    """A thread with an event loop for a client."""
 
-    def __init__(self, new_client: Callable[[], AsyncClient]) -> None:
+    def __init__(self, client: AsyncClient) -> None:
+        """Raises what keeps the loop from beginning."""
+        self._client = client
         self._pid = os.getpid()
-        self._is_ready = threading.Event()
-        self._new_client = new_client
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live()), name="fairlane-client", daemon=True
-        )
+        self._lock = threading.RLock()  # again by who is collected meanwhile
+        self._pending: set[Future[Any]] = set()
+        self._is_stopping = False
+        self._stop = asyncio.Event()
+        self._begun: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, name="fairlane-client", daemon=True)
         self._thread.start()
-        self._is_ready.wait()
+        self._loop = self._begun.result()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                self._begun.set_result(runner.get_loop())
+                runner.run(self._live())
+        except BaseException as error:
+            if self._begun.done():
+                raise
+            self._begun.set_exception(error)
+        finally:
+            with self._lock:
+                self._is_stopping = True
+                pending = list(self._pending)
+            for future in pending:
+                future.cancel()
 
     async def _live(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self.client = self._new_client()
-        self._is_ready.set()
         await self._stop.wait()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await self.client.aclose()
+        await self._client.aclose()
 
     def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Do it on the loop and return what it returns."""
+        """Do it on the loop and return what it returns; not for the loop's own thread.
+
+        Raises ClosedError when the loop ends before.
+        """
+        self._check_process()
         call = _Call(work)
-        coroutine = call.on_loop(self.client)
+        with self._lock:
+            self._check_running()
+            future = asyncio.run_coroutine_threadsafe(call.on_loop(self._client), self._loop)
+            self._pending.add(future)
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+            return future.result()
         except CancelledError as error:
-            raise _closed() from error
-        except RuntimeError as error:
-            if not self.loop.is_closed():
-                raise
-            coroutine.close()
-            raise _closed() from error
+            raise ClosedError from error
         except BaseException:
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(call.cancel)
+            with contextlib.suppress(ClosedError):
+                self.tell(call.cancel)
             raise
+        finally:
+            with self._lock:
+                self._pending.discard(future)
 
     def tell(self, callback: Callable[[], object]) -> None:
-        """Do it on the loop soon."""
-        try:
-            self.loop.call_soon_threadsafe(callback)
-        except RuntimeError as error:
-            raise _closed() from error
+        """Do it on the loop soon. Raises ClosedError."""
+        self._check_process()
+        with self._lock:
+            self._check_running()
+            self._loop.call_soon_threadsafe(callback)
+
+    def end(self, task: "asyncio.Task[None]") -> None:
+        """Cancel a task of the loop and wait for its end, where that can be waited for."""
+        if self._thread is threading.current_thread():  # somebody was collected here
+            task.cancel()
+            return
+        with contextlib.suppress(ClosedError):
+            self.call(lambda _: _end(task))
 
     def stop(self) -> None:
         """End everything on the loop; nothing happens in a forked child."""
         if self._pid != os.getpid():
             return
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._stop.set)
+        with self._lock:
+            if not self._is_stopping:
+                self._is_stopping = True
+                self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not threading.current_thread():
             self._thread.join(STOP_S)
+
+    def _check_process(self) -> None:
+        """Raise ClosedError in a forked child, which has neither the thread nor its locks."""
+        if self._pid != os.getpid():
+            raise ClosedError
+
+    def _check_running(self) -> None:
+        if self._is_stopping:
+            raise ClosedError
 
 
 class _Many(Generic[Verdict]):
@@ -248,13 +295,15 @@ class _Many(Generic[Verdict]):
 
     def __init__(
         self,
+        client: Client,
         thread: _LoopThread,
         begin: Callable[[AsyncClient, AsyncIterator[Submission]], _Pairs[Verdict]],
         outstanding: int,
     ) -> None:
+        self._client = client  # held: when nobody holds it, its loop ends
         self._thread, self._room = thread, outstanding
         self._begin: Callable[[AsyncClient, AsyncIterator[Submission]], _Pairs[Verdict]] = begin
-        self._fed: asyncio.Queue[list[Submission]] = asyncio.Queue()
+        self._fed: asyncio.Queue[Submission | None] = asyncio.Queue()
         self._done: queue.SimpleQueue[tuple[Submission, Verdict] | None] = queue.SimpleQueue()
 
     def pairs(
@@ -277,8 +326,7 @@ class _Many(Generic[Verdict]):
                 yield pair
             self._thread.call(lambda _: task)  # raises what it raised
         finally:
-            with contextlib.suppress(ClosedError):
-                self._thread.call(lambda _: _end(task))
+            self._thread.end(task)
 
     async def _start(self, client: AsyncClient) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._pump(client))
@@ -291,31 +339,19 @@ class _Many(Generic[Verdict]):
                 self._done.put(pair)
 
     async def _source(self) -> AsyncIterator[Submission]:
-        while chunk := await self._fed.get():
-            for submission in chunk:
-                yield submission
+        while (submission := await self._fed.get()) is not None:
+            yield submission
 
     def _feed(self, source: Iterator[Submission]) -> Iterator[Submission] | None:
-        """Hand over a step of submissions; None when there are no more."""
-        step = min(self._room, PULL_STEP)
-        chunk = list(islice(source, step))
-        self._room -= len(chunk)
-        is_over = len(chunk) < step
-
-        def hand_over() -> None:
-            if chunk:
-                self._fed.put_nowait(chunk)
-            if is_over:
-                self._fed.put_nowait([])
-
-        self._thread.tell(hand_over)
-        return None if is_over else source
+        """Pull one submission and hand it over at once; None when there are no more."""
+        submission = next(source, None)
+        self._thread.tell(lambda: self._fed.put_nowait(submission))
+        if submission is None:
+            return None
+        self._room -= 1
+        return source
 
 
 async def _end(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the client is closed")

@@ -71,12 +71,19 @@ class UnreachableError(ClientError):
     """
 
 
+class ProtocolError(ClientError):
+    """What answered is no ingress: a proxy's own page, or another service at this address."""
+
+
 class WaitTimeoutError(ClientError, TimeoutError):
     """The request has not ended within the time given to `wait`; it goes on."""
 
 
 class ClosedError(ClientError):
-    """The client was closed before the call, or during it by another thread."""
+    """The client was closed before the call, or during it."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
 
 
 class EndedError(ClientError):

@@ -11,13 +11,16 @@ from fairlane.client_values import (
     Accepted,
     Fault,
     Outcome,
+    ProtocolError,
     RefusedError,
     Submission,
     Usage,
 )
+from schemas.reasons import Reason, Retry
 from schemas.records import End
 
 WAITING = "waiting"
+NDJSON_TYPE = "application/x-ndjson"
 #: Of an answer that is nothing of ours this much is quoted.
 QUOTE_CHARS_MAX = 200
 
@@ -65,7 +68,10 @@ _encoder = msgspec.json.Encoder()
 
 
 def body(submission: Submission, idempotency_key: str = "") -> bytes:
-    """The body of a POST; as a line of a bulk call it has its key inside."""
+    """The body of a POST, one line; as a line of a bulk call it has its key inside.
+
+    Raises RefusedError as the service would: the submission can't be written as JSON.
+    """
     fields = {"endpoint": submission.endpoint, "input": submission.input}
     for name in _FIELDS:
         value = getattr(submission, name)
@@ -73,7 +79,18 @@ def body(submission: Submission, idempotency_key: str = "") -> bytes:
             fields[name] = value
     if idempotency_key:
         fields["idempotency_key"] = idempotency_key
-    return _encoder.encode(fields)
+    try:
+        encoded = _encoder.encode(fields)
+    except Exception as error:  # the input is of any type, and so is what it raises
+        raise RefusedError(
+            f"the submission is not JSON: {error}; nothing was sent",
+            status=httpx.codes.BAD_REQUEST,
+            reason=Reason.INVALID_REQUEST.value,
+            retry=Retry.NEVER.value,
+            idempotency_key=idempotency_key or submission.idempotency_key or "",
+        ) from error
+    # An encoded input may have line breaks between its values, never inside of a string.
+    return encoded.replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def read_accepted(answer: httpx.Response, key: str) -> Accepted:
@@ -94,21 +111,46 @@ def refusal(answer: httpx.Response, key: str = "", request_id: str = "") -> Refu
 def read_verdicts(
     answer: httpx.Response, keys: Sequence[str]
 ) -> list[Accepted | RefusedError | None]:
-    """The verdicts of a bulk call in the order of the lines; None: the line has none."""
+    """The verdicts of a bulk call in the order of the lines; None: the line has none.
+
+    Raises ProtocolError rather than give a line the verdict of another.
+    """
+    content_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != NDJSON_TYPE:
+        raise _not_ours(answer, f"{content_type or 'an answer without a type'}: {_quote(answer)}")
     found: list[Accepted | RefusedError | None] = [None] * len(keys)
-    for text in answer.content.splitlines():
+    before = 0
+    texts = answer.content.splitlines()
+    for number, text in enumerate(texts, 1):
         try:
             verdict = _verdict.decode(text)
-        except msgspec.DecodeError:
-            continue
-        if not 1 <= verdict.line <= len(keys):
-            continue
-        key = keys[verdict.line - 1]
-        if verdict.status == httpx.codes.ACCEPTED and verdict.id:
-            found[verdict.line - 1] = Accepted(verdict.id, verdict.state or WAITING, key)
-        elif verdict.status:
-            found[verdict.line - 1] = _refused(verdict, verdict.status, key)
+        except ValueError as error:
+            if number == len(texts):  # it was cut off
+                break
+            raise _not_ours(answer, f"{text[:QUOTE_CHARS_MAX]!r}: {error}") from error
+        if not before < verdict.line <= len(keys):
+            raise _not_ours(answer, f"line {verdict.line} after {before} of {len(keys)}")
+        before = verdict.line
+        found[before - 1] = _verdict_of(answer, verdict, keys[before - 1])
     return found
+
+
+def _verdict_of(answer: httpx.Response, verdict: _Verdict, key: str) -> Accepted | RefusedError:
+    """The verdict of a line, which has to name the line's key, except where it was refused."""
+    told = verdict.idempotency_key
+    is_accepted = verdict.status == httpx.codes.ACCEPTED and bool(verdict.id)
+    if (told or is_accepted) and _bare(told) != _bare(key):
+        raise _not_ours(answer, f"line {verdict.line} is of {told!r}, not of {key!r}")
+    if verdict.status < httpx.codes.BAD_REQUEST and not is_accepted:
+        raise _not_ours(answer, f"status {verdict.status} of line {verdict.line}, which is none")
+    if is_accepted:
+        return Accepted(verdict.id, verdict.state or WAITING, key)
+    return _refused(verdict, verdict.status, key)
+
+
+def _bare(key: str) -> str:
+    """A key without the quotes that HTTP lets it have and the service takes off."""
+    return key.strip().removeprefix('"').removesuffix('"')
 
 
 def read_outcome(answer: httpx.Response) -> Outcome | None:
@@ -157,6 +199,13 @@ def _refused(verdict: _Verdict, status: int, key: str) -> RefusedError:
         faults=verdict.faults,
         id=verdict.id,
         idempotency_key=key,
+    )
+
+
+def _not_ours(answer: httpx.Response, what: str) -> ProtocolError:
+    return ProtocolError(
+        f"{answer.url} does not answer as an ingress does, with verdicts of the lines that were "
+        f"sent, but with {what}; is this the address of an ingress?"
     )
 
 

@@ -6,6 +6,9 @@ must be one that may be: a GET, or a POST with an Idempotency-Key.
 Answers that won't stay the same: no answer at all, 408, 429 and 5xx, unless the service says
 `X-Should-Retry: false`. `Retry-After` is honoured, with jitter on top, so that callers don't
 come back all at once; without it pauses double.
+
+A limit (429) that tells when it is over is no failure but a pace: `Tries` and `Lasting` wait it
+out however often it comes; `Until` has a time to keep.
 """
 
 import asyncio
@@ -19,26 +22,33 @@ import msgspec
 
 #: Without an answer or a Retry-After: the first pause, doubled up to the last.
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-#: A pause is lengthened by up to this share and a second: so that not all come back at once.
-JITTER = 0.1
+#: A pause is lengthened by up to this share and so much: so that not all come back at once.
+JITTER, JITTER_S = 0.1, 1.0
+#: Whoever is told to come back later than this comes and asks again: it costs one call an hour.
+RETRY_AFTER_S_MAX = 3_600.0
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass
 class Pacer:
-    """When senders may send again; `sleep` and `random` are handed in by tests."""
+    """When senders may send again; `sleep` and `random` are handed in by tests.
+
+    `jitter_s` is for a crowd that comes back after an outage. A limit has none: its crowd is
+    one tenant's, and a second may be the whole window.
+    """
 
     sleep: Sleep = asyncio.sleep
     random: Random = field(default_factory=Random)
     until_s: float = 0.0
+    jitter_s: float = JITTER_S
 
     async def wait(self) -> None:
         """Wait until nobody has to pause any more."""
         loop = asyncio.get_running_loop()
         while (pause_s := self.until_s - loop.time()) > 0:
             before = self.until_s
-            await self.sleep(pause_s + self.random.uniform(0, 1 + JITTER * pause_s))
+            await self.sleep(pause_s + self.random.uniform(0, self.jitter_s + JITTER * pause_s))
             if self.until_s == before:
                 return
 
@@ -48,16 +58,23 @@ class Pacer:
 
 
 class Trouble(NamedTuple):
-    """Why a call has to be repeated; `answer` is None when there was none."""
+    """Why something has to be sent again; `status` is 0 and `answer` None without an answer."""
 
     text: str
-    answer: httpx.Response | None = None
+    status: int = 0
     retry_after_s: float = 0.0
+    answer: httpx.Response | None = None
 
     @property
     def is_limit(self) -> bool:
-        """Whether it is no failure but a limit, told when to come back."""
-        return self.answer is not None and is_limit(self.answer.status_code)
+        """Whether it is no failure but a limit that is used up."""
+        return is_limit(self.status)
+
+    def pause_s(self, failures: int) -> float:
+        """How long to pause, after so many failures before: as told, within reason."""
+        if self.retry_after_s <= 0:
+            return backoff_s(failures)
+        return min(max(self.retry_after_s, BACKOFF_S), RETRY_AFTER_S_MAX)
 
 
 class GivenUpError(Exception):
@@ -87,6 +104,24 @@ class Tries:
         del pause_s
         self.failed = 0 if trouble.is_limit else self.failed + 1
         return self.failed >= self.tries_max
+
+
+@dataclass
+class Lasting:
+    """Endures failures in a row for so long; a limit that tells when it is over is none."""
+
+    patience_s: float
+    since_s: float | None = None
+
+    def is_over(self, trouble: Trouble, pause_s: float) -> bool:
+        """Whether the pause would end later than so long after the first of the failures."""
+        if trouble.is_limit and trouble.retry_after_s > 0:
+            self.since_s = None
+            return False
+        now_s = asyncio.get_running_loop().time()
+        if self.since_s is None:
+            self.since_s = now_s
+        return now_s + pause_s > self.since_s + self.patience_s
 
 
 @dataclass
@@ -132,8 +167,8 @@ async def patiently(
                 return answer
             detail = document_of(answer).get("detail", "")
             text = f"HTTP {answer.status_code}: {detail}"
-            trouble = Trouble(text, answer, retry_after_s(answer))
-        pause_s = trouble.retry_after_s or backoff_s(failures)
+            trouble = Trouble(text, answer.status_code, retry_after_s(answer), answer)
+        pause_s = trouble.pause_s(failures)
         failures += 1
         if endurance.is_over(trouble, pause_s):
             raise GivenUpError(trouble)
