@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -16,6 +17,28 @@ import pytest
 from fairlane import Accepted, Client, FairlaneError, Outcome, RefusedError, Submission
 from fairlane.client_values import ClosedError
 from tests.support.fake_service import Direct, FakeService, Taken
+
+T = TypeVar("T")
+
+
+def in_time(work: Callable[[], T]) -> T:
+    """Do it in a thread that may hang without hanging the tests."""
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it hangs"
+    for error in raised:
+        raise error
+    return found[0]
 
 
 def client(service: FakeService, **options: Any) -> Client:
@@ -29,6 +52,10 @@ def quick() -> FakeService:
 
     service = FakeService(work)
     return service
+
+
+async def asyncio_loop(_: object) -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
 
 
 def endless() -> FakeService:
@@ -133,6 +160,111 @@ def test_a_closed_client_says_so_also_to_who_waits() -> None:
     opened.close()
 
 
+def test_a_call_between_the_end_of_the_loop_and_its_close_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = client(quick())
+    thread = opened._running()
+    loop = thread.call(asyncio_loop)
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            thread.call(asyncio_loop)
+        except FairlaneError as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+
+    def close() -> None:
+        caller.start()
+        while caller.is_alive() and not loop._ready:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        type(loop).close(loop)
+
+    monkeypatch.setattr(loop, "close", close)
+    opened.close()
+    caller.join(30)
+    assert not caller.is_alive()
+    assert [type(error) for error in raised] == [ClosedError]
+
+
+def test_what_is_left_of_a_loop_in_a_fork_is_closed_there() -> None:
+    fork = multiprocessing.get_context("fork")
+    with client(quick()) as opened:
+        many = [Submission("embed", n) for n in range(50)]
+        stream = opened.run_many(many, outstanding=5)
+        next(stream)
+        child = fork.Process(target=stream.close)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert len(list(stream)) == 49
+
+
+def test_the_key_of_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = quick()
+    monkeypatch.setenv("FAIRLANE_KEY", "at first")
+    opened = Client("http://door", transport=Direct(service))
+    monkeypatch.delenv("FAIRLANE_KEY")
+    in_time(lambda: opened.submit("embed", 1))
+    assert service.calls[0].headers["authorization"] == "Bearer at first"
+    opened.close()
+
+
+def test_a_loop_that_can_t_begin_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> asyncio.AbstractEventLoop:
+        raise OSError("too many open files")
+
+    with client(quick()) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.events, "new_event_loop", fail)
+            with pytest.raises(OSError, match="too many open files"):
+                in_time(lambda: opened.submit("embed", 1))
+        assert in_time(lambda: opened.submit("embed", 1)).id == "req_0"
+
+
+def test_a_loop_over_a_client_that_nobody_else_holds_goes_on() -> None:
+    def stream() -> Iterator[tuple[Submission, Outcome | RefusedError]]:
+        return client(quick()).run_many([Submission("embed", n) for n in range(50)], outstanding=5)
+
+    assert len(list(stream())) == 50
+
+
+def test_a_loop_that_is_collected_on_the_clients_own_thread_is_left_without_waiting() -> None:
+    opened = client(quick())
+    streams = [opened.run_many([Submission("embed", n) for n in range(50)], outstanding=5)]
+    next(streams[0])
+
+    async def collect(_: object) -> None:
+        streams.clear()
+
+    in_time(lambda: opened._running().call(collect))
+
+    async def others(_: object) -> int:
+        await asyncio.sleep(0.01)
+        return len(asyncio.all_tasks())
+
+    assert in_time(lambda: opened._running().call(others)) == 2
+    opened.close()
+
+
+def test_a_slow_source_withholds_nothing() -> None:
+    """Each submission is accepted before the next one is even asked for."""
+    service = quick()
+
+    def source() -> Iterator[Submission]:
+        for n in range(5):
+            until_s = time.monotonic() + 30
+            while len(service.taken) < n and time.monotonic() < until_s:
+                time.sleep(0.001)
+            assert len(service.taken) == n
+            yield Submission("embed", n)
+
+    with client(service) as opened:
+        assert len(list(opened.run_many(source()))) == 5
+
+
 def test_an_interrupt_ends_the_call_on_the_loop_too() -> None:
     def interrupt(request: httpx.Request) -> httpx.Response:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -162,8 +294,16 @@ def test_a_fork_gets_a_loop_of_its_own() -> None:
     found = fork.SimpleQueue()
 
     def use() -> None:
-        accepted = opened.submit("embed", 2)
-        found.put((accepted.id, opened.wait(accepted.id).output))
+        threads, at_once = 8, threading.Barrier(8)
+
+        def begin(_: int) -> str:
+            at_once.wait()
+            return opened.submit("embed", 2, idempotency_key="same").id
+
+        with ThreadPoolExecutor(threads) as pool:
+            (request_id,) = set(pool.map(begin, range(threads)))
+        loops = [one for one in threading.enumerate() if one.name == "fairlane-client"]
+        found.put((request_id, opened.wait(request_id).output, len(loops)))
 
     with client(quick()) as opened:
         first = opened.submit("embed", 1)
@@ -171,7 +311,7 @@ def test_a_fork_gets_a_loop_of_its_own() -> None:
         child.start()
         child.join(60)
         assert child.exitcode == 0
-        assert found.get() == ("req_1", 2)
+        assert found.get() == ("req_1", 2, 1)
         assert opened.wait(first.id).output == 1
     found.close()
 
