@@ -45,6 +45,7 @@ class Sink:
         step: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Nothing is touched before `tidy`; `now_s` is for the age of a shard."""
+        self.recorded = 0  # rows of this call that stand in a recorded shard
         self._ledger, self._folder = ledger, ledger.folder
         self._has_tenant, self._shard_rows = has_tenant, shard_rows
         self._now_s, self._step = now_s, step
@@ -102,6 +103,7 @@ class Sink:
         self._step("record")
         model = self._number_of(rows[0])
         self._ledger.add(number, size, model, [(_key(row), row.text_sha256) for row in rows])
+        self.recorded += len(rows)
         self._show(path)
 
     def _number_of(self, row: Embedding) -> int:
