@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -64,3 +65,12 @@ def test_long_texts_too(parts: list[tuple[str, int]], others: list[tuple[str, in
     begin, end = ("".join(piece * times for piece, times in some) for some in (parts, others))
     for text in (begin * 20 + end * 20, "x" * (READ_CHARS + 5) + begin + end * 30):
         assert pieces(256).of(text) == whole(text, 256)
+
+
+@pytest.mark.parametrize("special", ["[MASK]", "[UNK][SEP]"])
+def test_a_special_token_may_be_cut_anywhere(special: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"one two {special} three! four five six"
+    for read_chars in range(1, len(text)):
+        monkeypatch.setattr(wordpieces, "READ_CHARS", read_chars)
+        for tokens_max in range(3, 12):
+            assert pieces(tokens_max).of(text) == whole(text, tokens_max)
