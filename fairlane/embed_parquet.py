@@ -4,8 +4,7 @@ In: columns of text (string, large_string, binary that holds UTF-8, each in a di
 the id may be an integer. A value that is no UTF-8 makes its row unreadable, and no other.
 
 Out: shards with the columns `id`, `tenant` (where the source has one), `vector` (a list of
-float32 of fixed size), `model`, `model_sha256` and `text_sha256`. A shard is written under
-another name, synced and renamed: under its own name it is whole.
+float32 of fixed size), `model`, `model_sha256` and `text_sha256`.
 """
 
 import os
@@ -153,11 +152,10 @@ def _row(number: int, values: tuple[Any, Any, Any]) -> Row:
 
 
 def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> int:
-    """Write a shard whole or not at all; returns its size in bytes. `rows` has at least one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write a shard and sync it; returns its size in bytes. `rows` has at least one."""
     schema = _schema(len(rows[0].vector) // FLOAT_BYTES, has_tenant=has_tenant)
     repeated = [name for name in _REPEATED if name in schema.names]
-    with temporary.open("wb") as file:
+    with path.open("wb") as file:
         with pq.ParquetWriter(
             file, schema, use_dictionary=repeated, write_statistics=["id"]
         ) as writer:
@@ -166,7 +164,6 @@ def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> i
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
-    temporary.rename(path)
     sync_folder(path.parent)
     return size
 
