@@ -19,3 +19,11 @@ def by_id(folder: Path) -> dict[str, dict[str, Any]]:
     found = {str(row["id"]): row for row in rows}
     assert len(found) == len(rows), "an id stands in DEST twice"
     return found
+
+
+def by_key(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Rows by tenant and id; fails when there are two of one."""
+    rows = stored(folder)
+    found = {(str(row["tenant"]), str(row["id"])): row for row in rows}
+    assert len(found) == len(rows), "a row stands in DEST twice"
+    return found

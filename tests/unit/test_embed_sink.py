@@ -1,18 +1,20 @@
 """Shards and ledger of `fairlane embed`: one row an id, whenever the process was killed."""
 
 import sqlite3
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from struct import pack
 
+import pyarrow.parquet as pq
 import pytest
 
 from fairlane.embed_groups import Embedding
-from fairlane.embed_ledger import FILE, SEEN_FILE, Ledger, Model
+from fairlane.embed_ledger import FILE, SEEN_FILE, Key, Ledger, LedgerError, Model
 from fairlane.embed_sink import SHARD_S, Sink
 from fairlane.errors import FairlaneError
-from tests.support.vectors import by_id, stored
+from tests.support.vectors import by_id, by_key, stored
 
 FIRST = {f"id{n}": f"text {n}" for n in range(25)}
 #: Three changed, one new, one gone.
@@ -28,26 +30,37 @@ def digest(text: str) -> bytes:
     return sha256(text.encode()).digest()
 
 
-def embedding(row_id: str, text: str, model: str = "m") -> Embedding:
-    return Embedding(row_id, "acme", pack("<2f", len(text), 1.0), model, "f" * 64, digest(text))
+def embedding(row_id: str, text: str, model: str = "m", tenant: str = "acme") -> Embedding:
+    return Embedding(row_id, tenant, pack("<2f", len(text), 1.0), model, "f" * 64, digest(text))
+
+
+def keys(ids: Sequence[str], tenant: str = "acme") -> list[Key]:
+    return [Key(tenant, row_id) for row_id in ids]
 
 
 def run(
-    folder: Path, texts: dict[str, str], step: Callable[[str], None], *, prune: bool = False
+    folder: Path,
+    texts: dict[str, str],
+    step: Callable[[str], None],
+    *,
+    prune: bool = False,
+    tenant: str = "acme",
+    shard_rows: int = 10,
 ) -> int:
     """One run over the texts, as `fairlane.embed_run` drives it; returns how many were new."""
     ledger = Ledger(folder)
     try:
-        sink = Sink(ledger, has_tenant=True, shard_rows=10, step=step)
+        sink = Sink(ledger, has_tenant=True, shard_rows=shard_rows, step=step)
         ledger.fix_shape(has_tenant=True, dimensions=2)
         ledger.model_number(Model("m", "f" * 64, 2))
         sink.tidy()
-        assert ledger.meet(list(texts)) == set()
-        known = ledger.known(list(texts))
+        assert ledger.meet(keys(list(texts), tenant)) == set()
+        known = {key.id: row for key, row in ledger.known(keys(list(texts), tenant)).items()}
         new = {i: t for i, t in texts.items() if i not in known or known[i].digest != digest(t)}
         for row_id, text in new.items():
-            sink.add([embedding(row_id, text)])
+            sink.add([embedding(row_id, text, tenant=tenant)])
         sink.flush()
+        assert sink.recorded == len(new)
         if prune:
             ledger.prune()
         sink.compact()
@@ -92,11 +105,17 @@ def kills(folder: Path, texts: dict[str, str], *, prune: bool) -> int:
     raise AssertionError("the run never comes to its end")
 
 
+def unchanged_once(folder: Path) -> None:
+    """A reader of what a kill left meets no row twice but those whose text has changed."""
+    times = Counter(row["id"] for row in stored(folder))
+    assert {row_id for row_id, count in times.items() if count > 1} <= {"id3", "id13", "id14"}
+
+
 def test_killed_at_any_step_and_run_again_there_is_one_row_an_id(tmp_path: Path) -> None:
     steps: list[str] = []
     run(tmp_path / "whole", FIRST, steps.append)
     run(tmp_path / "whole", SECOND, steps.append, prune=True)
-    assert set(steps) == {"number", "write", "record", "replace", "remove"}
+    assert set(steps) == {"number", "write", "record", "replace", "remove", "rename"}
     for number in range(len(steps)):
         folder = tmp_path / str(number)
         step = killing_at(number)
@@ -104,6 +123,7 @@ def test_killed_at_any_step_and_run_again_there_is_one_row_an_id(tmp_path: Path)
             try:
                 run(folder, texts, step, prune=prune)
             except KilledError:
+                unchanged_once(folder)
                 run(folder, texts, ignore, prune=prune)
         assert texts_in(folder) == shas(SECOND), f"killed before step {number}"
         assert run(folder, SECOND, ignore) == 0
@@ -212,12 +232,13 @@ def test_a_ledger_that_is_none_is_told(tmp_path: Path) -> None:
         Ledger(tmp_path)
 
 
-def test_a_ledger_of_a_later_release_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_ledger_of_another_release_is_told(tmp_path: Path, version: int) -> None:
     run(tmp_path, FIRST, ignore)
     other = sqlite3.connect(tmp_path / FILE)
-    other.execute("PRAGMA user_version=2")
+    other.execute(f"PRAGMA user_version={version}")
     other.close()
-    with pytest.raises(FairlaneError, match="upgrade"):
+    with pytest.raises(FairlaneError, match=f"of version {version}.* use the release"):
         Ledger(tmp_path)
 
 
@@ -240,12 +261,105 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_ids_met_twice_are_told(tmp_path: Path) -> None:
+def test_rows_met_twice_are_told(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    many = [f"id{n}" for n in range(2_000)]
+    many = keys([f"id{n}" for n in range(2_000)])
     assert ledger.meet(many) == set()
-    assert ledger.meet(["new", "id5", "id1999"]) == {"id5", "id1999"}
+    assert ledger.meet(keys(["new", "id5", "id1999"])) == set(keys(["id5", "id1999"]))
+    assert ledger.meet(keys(["id5", "id6"], "other")) == set()
     ledger.close()
     ledger = Ledger(tmp_path)
     assert ledger.meet(many) == set()
+    ledger.close()
+
+
+def test_rows_of_two_tenants_with_one_id_are_two_rows(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    assert run(tmp_path, FIRST, ignore, tenant="other") == 25
+    run(tmp_path, {**FIRST, "id3": "changed"}, ignore)
+    found = by_key(tmp_path)
+    assert len(found) == 50
+    assert found["acme", "id3"]["text_sha256"] == digest("changed").hex()
+    assert found["other", "id3"]["text_sha256"] == digest("text 3").hex()
+
+
+def test_a_row_that_went_over_to_another_tenant_is_new_there(tmp_path: Path) -> None:
+    run(tmp_path, FIRST, ignore)
+    assert run(tmp_path, {"id3": FIRST["id3"]}, ignore, tenant="other", prune=True) == 1
+    assert by_key(tmp_path).keys() == {("other", "id3")}
+
+
+def test_shards_closed_by_their_bytes_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written again they would all be in memory at once, whatever the size of a vector."""
+    monkeypatch.setattr("fairlane.embed_sink.SHARD_BYTES", 80)  # ten vectors of two floats
+    texts = {f"id{n}": "t" for n in range(60)}
+    run(tmp_path, texts, ignore, shard_rows=1_000)
+    sizes = [pq.read_metadata(path).num_rows for path in sorted(tmp_path.glob("*.parquet"))]
+    assert sizes == [10] * 6
+    run(tmp_path, {f"id{n}": "t" for n in range(0, 60, 2)}, ignore, prune=True, shard_rows=1_000)
+    sizes = [pq.read_metadata(path).num_rows for path in sorted(tmp_path.glob("*.parquet"))]
+    assert sizes == [10] * 3
+    steps: list[str] = []
+    assert run(tmp_path, {"id0": "t"}, steps.append, shard_rows=1_000) == 0
+    assert steps == []
+
+
+def test_a_small_shard_that_nothing_fits_to_stays(tmp_path: Path) -> None:
+    run(tmp_path, {f"a{n}": "t" for n in range(4)}, ignore)
+    name = next(tmp_path.glob("*.parquet")).name
+    ten = {f"b{n}": "t" for n in range(10)}
+    run(tmp_path, ten, ignore)
+    run(tmp_path, {"b0": "changed"}, ignore)
+    assert (tmp_path / name).exists()
+    assert len(by_id(tmp_path)) == 14
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ledger: ledger.fix_shape(has_tenant=True, dimensions=2),
+        lambda ledger: ledger.model_number(Model("new", "", 2)),
+        lambda ledger: ledger.known(keys(["a"])),
+        lambda ledger: ledger.meet(keys(["a"])),
+        lambda ledger: ledger.count(),
+        lambda ledger: ledger.prune(),
+        lambda ledger: ledger.end_run(),
+        lambda ledger: ledger.shards(),
+        lambda ledger: ledger.next_shard(),
+        lambda ledger: ledger.add(1, 1, 1, [(Key("", "a"), b"")]),
+        lambda ledger: ledger.in_shard(1, keys(["a"])),
+        lambda ledger: ledger.replace([1], 2, 1, keys(["a"])),
+        lambda ledger: ledger.forget_shard(1),
+    ],
+)
+def test_a_ledger_that_breaks_says_where_and_what_to_do(
+    tmp_path: Path, call: Callable[[Ledger], object]
+) -> None:
+    ledger = Ledger(tmp_path)
+    for table in ("facts", "models", "shards", "rows", "passing.seen"):
+        ledger._db.execute(f"DROP TABLE {table}")
+    with pytest.raises(LedgerError, match=rf"{FILE}: no such table.*is the folder writable"):
+        call(ledger)
+    assert not ledger._db.in_transaction
+    ledger.close()
+
+
+def test_a_full_disk_and_a_corrupt_ledger_are_told(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger._db.execute("PRAGMA max_page_count=1")
+    rows = [(Key("", f"id{n}"), digest(str(n))) for n in range(10_000)]
+    with pytest.raises(LedgerError, match=rf"{FILE}: .*full; make room"):
+        ledger.add(1, 1, 1, rows)
+    assert ledger.count() == 0
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    ledger.add(1, 1, 1, rows)
+    ledger.close()
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes()[:8_192] + b"\xff" * (path.stat().st_size - 8_192))
+    ledger = Ledger(tmp_path)
+    with pytest.raises(LedgerError, match=rf"{FILE}: broken.*remove the folder"):
+        ledger.known([key for key, _ in rows])
     ledger.close()
