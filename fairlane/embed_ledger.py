@@ -223,18 +223,19 @@ class Ledger:
     def known(self, keys: Sequence[Key]) -> dict[Key, Known]:
         """Those of the rows that stand in DEST."""
         found: dict[Key, Known] = {}
-        for marks, values in _pieces(keys):
-            query = "SELECT tenant, id, digest, model, run FROM rows WHERE (tenant, id) IN "
-            for tenant, row_id, *known in self._ask(query + marks, *values):
+        for wanted, values in _pieces(keys):
+            query = "SELECT tenant, id, digest, model, run FROM wanted CROSS JOIN rows "
+            query = f"{wanted} {query} USING (tenant, id)"
+            for tenant, row_id, *known in self._ask(query, *values):
                 found[Key(tenant, row_id)] = Known(*known)
         return found
 
     def meet(self, keys: Sequence[Key]) -> set[Key]:
         """Note rows of the source (each once in `keys`); returns those that it had before."""
         before: set[Key] = set()
-        for marks, values in _pieces(keys):
-            query = "SELECT tenant, id FROM passing.seen WHERE (tenant, id) IN "
-            before.update(Key(*key) for key in self._ask(query + marks, *values))
+        for wanted, values in _pieces(keys):
+            query = "SELECT tenant, id FROM wanted CROSS JOIN passing.seen USING (tenant, id)"
+            before.update(Key(*key) for key in self._ask(f"{wanted} {query}", *values))
         new = [key for key in keys if key not in before]
         with self._transaction():
             self._put("INSERT INTO passing.seen VALUES (?, ?)", new)
@@ -285,9 +286,9 @@ class Ledger:
     def in_shard(self, number: int, keys: Sequence[Key]) -> set[Key]:
         """Those of the rows that stand in this shard."""
         found: set[Key] = set()
-        for marks, values in _pieces(keys):
-            query = "SELECT tenant, id FROM rows WHERE shard=? AND (tenant, id) IN "
-            found.update(Key(*key) for key in self._ask(query + marks, number, *values))
+        for wanted, values in _pieces(keys):
+            query = "SELECT tenant, id FROM wanted CROSS JOIN rows USING (tenant, id) WHERE shard=?"
+            found.update(Key(*key) for key in self._ask(f"{wanted} {query}", *values, number))
         return found
 
     def replace(self, old: Sequence[int], number: int, size: int, keys: Sequence[Key]) -> None:
@@ -307,16 +308,22 @@ class Ledger:
 
     def close(self) -> None:
         """Free the file for others."""
-        self._db.close()
-        (self.folder / SEEN_FILE).unlink(missing_ok=True)
+        with _clear(self._path):
+            self._db.close()
+            (self.folder / SEEN_FILE).unlink(missing_ok=True)
 
 
 def _pieces(keys: Sequence[Key]) -> Iterator[tuple[str, list[str]]]:
-    """Marks of a query and their values, some keys at a time."""
+    """The table `wanted` for a query and its values, some keys at a time.
+
+    The queries have it on the left of a CROSS JOIN, so SQLite looks each key up; asked for
+    "(tenant, id) IN" it reads all rows.
+    """
     for at in range(0, len(keys), KEYS_MAX):
         piece = keys[at : at + KEYS_MAX]
         marks = ",".join(["(?,?)"] * len(piece))
-        yield f"(VALUES {marks})", [value for key in piece for value in key]
+        wanted = f"WITH wanted(tenant, id) AS (VALUES {marks})"
+        yield wanted, [value for key in piece for value in key]
 
 
 def _check_folder(folder: Path, path: Path) -> None:
