@@ -19,7 +19,7 @@ from typing import Any, Self, Unpack, overload
 import httpx
 
 from fairlane import client_wire as wire
-from fairlane.client_calls import MISSING_S, Calls
+from fairlane.client_calls import MISSING_S, Calls, Places
 from fairlane.client_flow import Flow
 from fairlane.client_http import Http, pooled
 from fairlane.client_values import (
@@ -77,11 +77,31 @@ class AsyncClient:
             raise FairlaneError(f"connections: must be at least 1, not {connections}")
         if not url.startswith(("http://", "https://")):
             raise FairlaneError(f"url: must begin with http:// or https://, not {url!r}")
-        self._http = Http(url, key, transport or pooled(url, connections))
-        self._calls = Calls(self._http, connections, patience_s)
+        http = Http(url, key, transport or pooled(url, connections))
+        self._begin(http, Places(connections), patience_s)
+
+    def _begin(self, http: Http, places: Places, patience_s: float) -> None:
+        self._http, self._places = http, places
+        self._calls = Calls(http, places, patience_s)
         self._flows: set[Flow] = set()
         self._under_way: set[asyncio.Timeout] = set()
         self._is_closed = False
+
+    def for_key(self, key: str) -> "AsyncClient":
+        """A client with another tenant's key over the same connections, in the same loop.
+
+        Together they take no more of the service than this one does. Close it before this one,
+        which closes the connections.
+        """
+        other = AsyncClient.__new__(AsyncClient)
+        other._begin(  # noqa: SLF001 - one of us
+            self._http.for_key(key), self._places, self._calls.patience_s
+        )
+        return other
+
+    def limited_s(self, endpoint: str) -> float:
+        """Seconds until the tenant's limit lets requests to an endpoint in, as told; 0: now."""
+        return self._calls.limited_s(endpoint)
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,7 +34,7 @@ ROTATION_S = 10.0
 POLL_S_MIN = 1.0
 #: One in so many connections is kept for submissions: polls never take all.
 POSTS_SHARE = 16
-#: Bulk calls at once, of one client: an ingress takes few of a tenant, as each is much work.
+#: Bulk calls at once over the same connections: an ingress takes few, as each is much work.
 BULKS_MAX = 2
 #: An id that is not found may be so new that the index doesn't have it yet.
 MISSING_S = 10.0
@@ -45,37 +45,44 @@ _JSON = {"Content-Type": "application/json"}
 _NDJSON = {"Content-Type": wire.NDJSON_TYPE}
 
 
+class Places:
+    """The connections to one server, for the calls of a client or of several that share them."""
+
+    def __init__(self, connections: int) -> None:
+        """None is taken; `waiting` counts requests that are waited for."""
+        posts = max(1, connections // POSTS_SHARE)
+        self.polls_max = max(1, connections - posts)
+        self.posts = asyncio.Semaphore(posts)
+        self.polls = asyncio.Semaphore(self.polls_max)
+        self.bulks = asyncio.Semaphore(BULKS_MAX)
+        self.waiting = 0
+
+
 class Calls:
     """The calls of one client."""
 
-    def __init__(
-        self,
-        http: Http,
-        connections: int,
-        patience_s: float,
-    ) -> None:
+    def __init__(self, http: Http, places: Places, patience_s: float) -> None:
         """Nothing is called yet."""
-        self._http = http
+        self._http, self._places = http, places
         self.patience_s = patience_s
-        posts = max(1, connections // POSTS_SHARE)
-        self._polls_max = max(1, connections - posts)
-        self._posts = asyncio.Semaphore(posts)
-        self._polls = asyncio.Semaphore(self._polls_max)
-        self._bulks = asyncio.Semaphore(BULKS_MAX)
         self._post_pacer, self._get_pacer = Pacer(), Pacer()
         self._limits: dict[str, Pacer] = {}
-        self._waiting = 0
 
     def limits_of(self, endpoint: str) -> Pacer:
         """When requests to an endpoint are within the tenant's limit again, as far as told."""
         return self._limits.setdefault(endpoint, Pacer(jitter_s=0.0))
+
+    def limited_s(self, endpoint: str) -> float:
+        """Seconds until then; 0: nothing of a limit is known."""
+        limits = self._limits.get(endpoint)
+        return max(0.0, limits.until_s - asyncio.get_running_loop().time()) if limits else 0.0
 
     async def submit(self, body: bytes, key: str, endpoint: str) -> Accepted:
         """POST one request. Raises RefusedError or UnreachableError."""
         headers = {**_JSON, "Idempotency-Key": key}
 
         async def call() -> httpx.Response:
-            async with self._posts:
+            async with self._places.posts:
                 return await self._http.post(ROUTE, body, headers)
 
         answer = await self._patiently(call, self._post_pacer, self.limits_of(endpoint), key=key)
@@ -94,7 +101,7 @@ class Calls:
         body = b"\n".join(lines) + b"\n"
 
         async def call() -> httpx.Response:
-            async with self._bulks, self._posts:
+            async with self._places.bulks, self._places.posts:
                 return await self._http.post(BULK_ROUTE, body, _NDJSON)
 
         lasting = Lasting(self.patience_s)
@@ -108,7 +115,7 @@ class Calls:
         path = f"{_path(request_id)}/cancel"
 
         async def call() -> httpx.Response:
-            async with self._posts:
+            async with self._places.posts:
                 return await self._http.post(path)
 
         answer = await self._patiently(call, self._post_pacer, request_id=request_id)
@@ -119,7 +126,7 @@ class Calls:
         path = f"{_path(request_id)}?wait={wait_s:g}" if wait_s else _path(request_id)
 
         async def call() -> httpx.Response:
-            async with self._polls:
+            async with self._places.polls:
                 return await self._http.get(path)
 
         answer = await self._patiently(call, self._get_pacer, request_id=request_id)
@@ -156,17 +163,17 @@ class Calls:
 
     def _poll_s(self) -> float:
         """How long to poll: shorter when others queue for a connection to poll by."""
-        if self._waiting <= self._polls_max:
+        if self._places.waiting <= self._places.polls_max:
             return POLL_S
-        return max(POLL_S_MIN, ROTATION_S * self._polls_max / self._waiting)
+        return max(POLL_S_MIN, ROTATION_S * self._places.polls_max / self._places.waiting)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        self._waiting += 1
+        self._places.waiting += 1
         try:
             yield
         finally:
-            self._waiting -= 1
+            self._places.waiting -= 1
 
     async def _patiently(
         self,

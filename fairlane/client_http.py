@@ -21,9 +21,12 @@ KEEPALIVE_S = 4.0
 class Http:
     """Calls of one server; answers are read to their end and know their request."""
 
-    def __init__(self, url: str, key: str, transport: httpx.AsyncBaseTransport) -> None:
-        """`key` is sent with each call."""
+    def __init__(
+        self, url: str, key: str, transport: httpx.AsyncBaseTransport, *, is_shared: bool = False
+    ) -> None:
+        """`key` is sent with each call; a transport that is shared is closed by another."""
         self.url = url.rstrip("/")
+        self._is_shared = is_shared
         self._transport = transport
         self._headers = {"Authorization": f"Bearer {key}", "User-Agent": "fairlane"}
         self._extensions = {"timeout": httpx.Timeout(HTTP_TIMEOUT_S).as_dict()}
@@ -51,8 +54,13 @@ class Http:
         )
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._transport.aclose()
+        """Close the connections, unless they are shared."""
+        if not self._is_shared:
+            await self._transport.aclose()
+
+    def for_key(self, key: str) -> "Http":
+        """The same connections with another key."""
+        return Http(self.url, key, self._transport, is_shared=True)
 
     async def _call(self, request: httpx.Request) -> httpx.Response:
         answer = await self._transport.handle_async_request(request)
