@@ -49,6 +49,8 @@ BUSY_S = 0.001
 TRIM_S = 0.5
 #: What engines still run at the end is not waited for longer than this.
 STOP_S_MAX = 5.0
+#: Everything is in this process: with requests not taken by then they never are.
+READY_S_MAX = 30.0
 _READY_POLL_S = 0.005
 _URL = "http://embedded"
 _INSTANCE = "embedded"
@@ -112,7 +114,11 @@ class Embedded:
             engines: what runs the batches of each pool.
             slots: batches that run at once in each lane.
             index_bytes: what results that ended may take until they are asked for.
+
+        Raises FairlaneError: a pool has no engine, its requests would wait for ever.
         """
+        if idle := sorted({pool.name for pool in policy.pools} - engines.keys()):
+            raise FairlaneError(f"no engine for {', '.join(idle)}: each pool of the policy has one")
         clock, self.topics = SystemClock(), Topics("embedded")
         self.log = MemoryLog(clock)
         self._policy, self._clock = policy, clock
@@ -157,16 +163,32 @@ class Embedded:
         self._services: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Publish policy and keys, start, and wait until requests are taken."""
+        """Publish policy and keys, start, and wait until requests are taken.
+
+        Raises FairlaneError when the services can't go on before.
+        """
         publish_policy(self.log, self.topics, self._policy)
         for tenant in self._policy.tenants:
             key = self.keys[tenant.name] = new_key(secrets.token_bytes)
             publish_key(self.log, self.topics, key_record(key, tenant.name, self._clock.now_ms()))
         self.ingress.start()
         self._services = asyncio.create_task(self._serve())
-        while self.ingress.why_not_ready():  # noqa: ASYNC110 - the ingress has no such event
-            await asyncio.sleep(_READY_POLL_S)
+        try:
+            await self._ready()
+        except BaseException:
+            await self._stop()
+            raise
         return self
+
+    async def _ready(self) -> None:
+        until_s = asyncio.get_running_loop().time() + READY_S_MAX
+        assert self._services is not None
+        while why := self.ingress.why_not_ready():
+            if self._services.done():
+                await self.failed()
+            if asyncio.get_running_loop().time() > until_s:
+                raise FairlaneError(f"the embedded deployment does not begin: {why}")
+            await asyncio.sleep(_READY_POLL_S)
 
     async def __aexit__(
         self,
@@ -174,6 +196,9 @@ class Embedded:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self._stop()
+
+    async def _stop(self) -> None:
         await self.ingress.stop()
         self._stopping = True
         if self._services is not None:

@@ -12,6 +12,7 @@ from fairlane.embedded import Embedded, _Notes, one_endpoint
 from fairlane.embedded_trim import Trimmer
 from fairlane.errors import FairlaneError
 from fairlane.run import NoMeter
+from producers.ingress import Ingress
 from scheduler.service import Scheduler
 from schemas.policy import Policy
 from schemas.records import End
@@ -152,6 +153,38 @@ def test_services_that_can_not_go_on_are_told(monkeypatch: pytest.MonkeyPatch) -
                 await deployment.failed()
 
     asyncio.run(story())
+
+
+def test_services_that_can_not_even_begin_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(Scheduler, "turn", broken)
+    monkeypatch.setattr(Ingress, "why_not_ready", lambda _: "not yet")
+
+    async def story() -> None:
+        async with Embedded(policy(), {"embed": ENGINE}):
+            raise AssertionError("it began")
+
+    with pytest.raises(FairlaneError, match="out of order"):
+        asyncio.run(story())
+
+
+def test_an_ingress_that_takes_nothing_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ingress, "why_not_ready", lambda _: "it follows nobody")
+    monkeypatch.setattr("fairlane.embedded.READY_S_MAX", 0.0)
+
+    async def story() -> None:
+        async with Embedded(policy(), {"embed": ENGINE}):
+            raise AssertionError("it began")
+
+    with pytest.raises(FairlaneError, match="it follows nobody"):
+        asyncio.run(story())
+
+
+def test_a_pool_without_an_engine_is_told() -> None:
+    with pytest.raises(FairlaneError, match="no engine for embed"):
+        Embedded(policy(), {"other": ENGINE})
 
 
 def test_names_that_are_none_are_refused() -> None:
