@@ -11,7 +11,9 @@ not finished (run it again).
 import argparse
 import asyncio
 import os
+import re
 import sys
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -21,13 +23,15 @@ from fairlane.client import KEY_VARIABLE
 from fairlane.embed_doors import TENANT_DEFAULT, Here, There, tenant_keys
 from fairlane.embed_groups import ROWS_MAX, ROWS_MAX_DEFAULT
 from fairlane.embed_ledger import SHARD_ROWS, SHARD_ROWS_MAX, Ledger
-from fairlane.embed_run import FAILED_FILE, Run, Show, StopRunError, Wishes
+from fairlane.embed_parts import Show, StopRunError, Tally, Wishes
+from fairlane.embed_run import FAILED_FILE, Run
 from fairlane.embed_show import PlainShow, TerminalShow
 from fairlane.embed_source import FORMATS, Columns, Source, open_source, tenants_of
 from fairlane.embedded import Embedded, one_endpoint
 from fairlane.errors import FairlaneError
 from fairlane.submit import EXIT_DONE, EXIT_SOME_FAILED, EXIT_UNFINISHED
 from schemas.front import INLINE_BYTES_MAX
+from schemas.policy import NAME_PATTERN
 from schemas.policy_check import BATCH_REQUESTS_MAX
 from schemas.records import PRIORITY_MAX
 
@@ -52,6 +56,12 @@ def main(arguments: list[str]) -> int:
         return asyncio.run(_embed(given))
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)
+        return EXIT_UNFINISHED
+    except FairlaneError:
+        raise  # it can't begin
+    except Exception:  # noqa: BLE001 - what nobody thought of is not "some rows failed"
+        traceback.print_exc()
+        print("not finished; run the same command again to go on", file=sys.stderr)
         return EXIT_UNFINISHED
 
 
@@ -129,9 +139,11 @@ async def _run(run: Run, show: Show, out: Path, *, has_tenant: bool) -> int:
     tally = run.tally
     try:
         await run.go(has_tenant=has_tenant)
-    except (StopRunError, OSError) as error:  # of the system: the disk is full, say
+    except StopRunError as error:
         show.say(f"{error}\n{tally.embedded:,} rows were embedded: run it again to go on")
         return EXIT_UNFINISHED
+    finally:
+        _tell_cut(tally, show)
     facts = [f"{tally.embedded:,} embedded", f"{tally.unchanged:,} unchanged"]
     facts += [f"{tally.pruned:,} pruned"] if tally.pruned else []
     if tally.failed:
@@ -139,6 +151,12 @@ async def _run(run: Run, show: Show, out: Path, *, has_tenant: bool) -> int:
         return EXIT_SOME_FAILED
     show.say(", ".join(facts))
     return EXIT_DONE
+
+
+def _tell_cut(tally: Tally, show: Show) -> None:
+    if tally.cut:
+        texts = "1 text was" if tally.cut == 1 else f"{tally.cut:,} texts were"
+        show.say(f"{texts} longer than the model reads and cut: the rest says nothing in vectors")
 
 
 def _show(name: str) -> TerminalShow | PlainShow:
@@ -160,7 +178,8 @@ async def _doors(given: argparse.Namespace, source: Source) -> AsyncIterator[The
             keys = tenant_keys(given.tenant_key, os.environ) if has_tenant else None
             doors: There | Here = There(given.url, given.key, keys)
         else:
-            doors = Here(await stack.enter_async_context(_deployment(given, source)))
+            deployment = await stack.enter_async_context(_deployment(given, source))
+            doors = Here(deployment, has_tenant=given.tenant_column is not None)
         stack.push_async_callback(doors.aclose)
         yield doors
 
@@ -172,6 +191,7 @@ def _deployment(given: argparse.Namespace, source: Source) -> Embedded:
         raise FairlaneError("--engine simulated gives vectors with --dimensions: 384, say")
     engine = engines.make(given)
     tenants = tenants_of(source, TENANTS_MAX) if given.tenant_column is not None else []
+    tenants = [name for name in tenants if re.fullmatch(NAME_PATTERN, name)]  # others fail by row
     rows = given.batch_requests * (given.rows_per_request or ROWS_MAX_DEFAULT)
     policy = one_endpoint(
         given.endpoint,

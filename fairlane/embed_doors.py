@@ -7,10 +7,13 @@ from typing import NoReturn
 from fairlane.client import KEY_VARIABLE, AsyncClient
 from fairlane.embedded import Embedded
 from fairlane.errors import FairlaneError
+from schemas.policy import NAME_RULE
 
 #: The tenant of an embedded run whose source has none.
 TENANT_DEFAULT = "default"
 _VARIABLE_PREFIX = f"{KEY_VARIABLE}_"
+#: Tenants named in the message that there is a key of none.
+_TENANTS_TOLD = 5
 
 
 def tenant_keys(given: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -37,31 +40,48 @@ class There:
 
     def __init__(self, url: str, key: str | None, keys: Mapping[str, str] | None) -> None:
         """`keys` None: the source has no tenants. Raises FairlaneError: no key, or no address."""
-        self._url, self._key, self._keys = url, key, keys
-        self._clients: dict[str, AsyncClient] = {}
+        self.where, self._keys = url, keys
         if keys is not None and not keys:
             raise FairlaneError(
                 f"no key of any tenant: give --tenant-key NAME=KEY or set {_VARIABLE_PREFIX}<NAME>"
             )
-        self.probe()
+        first = key if keys is None else next(iter(keys.values()))
+        self._first = AsyncClient(url, first)
+        self._clients = {} if first is None else {first: self._first}
 
-    def probe(self) -> AsyncClient:
-        """A client of the first tenant whose key is known."""
-        return self._of(self._key if self._keys is None else next(iter(self._keys.values())))
+    def probe(self, tenants: Iterable[str]) -> AsyncClient:
+        """A client of the first of the tenants that has one. Raises FairlaneError: none has."""
+        if self._keys is None:
+            return self._first
+        seen: dict[str, None] = {}
+        for tenant in tenants:
+            if tenant not in seen and (client := self.client(tenant)):
+                return client
+            if len(seen) < _TENANTS_TOLD:
+                seen[tenant] = None
+        if not seen:
+            return self._first  # there is nothing to send
+        raise FairlaneError(
+            f"no key of any tenant of the source, which are {', '.join(map(repr, seen))}"
+            f"{', ...' if len(seen) == _TENANTS_TOLD else ''}: give --tenant-key NAME=KEY or set "
+            f"{_VARIABLE_PREFIX}<NAME>"
+        )
 
     def client(self, tenant: str) -> AsyncClient | None:
         """The tenant's client; None when there is no key of it."""
         if self._keys is None:
-            return self._of(self._key)
+            return self._first
         variable = tenant.upper().replace("-", "_")
         key = self._keys.get(tenant) or self._keys.get(variable)
-        return self._of(key) if key else None
+        if not key:
+            return None
+        if key not in self._clients:
+            self._clients[key] = self._first.for_key(key)
+        return self._clients[key]
 
-    def _of(self, key: str | None) -> AsyncClient:
-        found = self._clients.get(key or "")
-        if found is None:
-            found = self._clients[key or ""] = AsyncClient(self._url, key)
-        return found
+    def why_not(self, tenant: str) -> tuple[str, str]:
+        """There is no key of it."""
+        return "no_key", f"no key of tenant {tenant!r}: give --tenant-key {tenant}=KEY"
 
     async def failed(self) -> NoReturn:
         """Return never: what is there is somebody else's care."""
@@ -72,30 +92,41 @@ class There:
         """Close the connections."""
         for client in self._clients.values():
             await client.aclose()
+        await self._first.aclose()
 
 
 class Here:
     """A deployment in this process."""
 
-    def __init__(self, deployment: Embedded) -> None:
-        """The deployment has been entered, and is left by the caller."""
-        self._deployment = deployment
-        self._clients: dict[str, AsyncClient] = {}
+    where = "the deployment in this process"
 
-    def probe(self) -> AsyncClient:
-        """A client of the first tenant."""
-        return self._of(next(iter(self._deployment.keys)))
+    def __init__(self, deployment: Embedded, *, has_tenant: bool = True) -> None:
+        """The deployment has been entered, and is left by the caller.
+
+        Without tenants in the source all rows are of the first tenant.
+        """
+        self._deployment, self._has_tenant = deployment, has_tenant
+        self._tenant, *_ = deployment.keys
+        self._clients = {self._tenant: deployment.client(self._tenant)}
+
+    def probe(self, tenants: Iterable[str]) -> AsyncClient:
+        """A client of the first tenant of the policy, whatever the source has."""
+        del tenants
+        return self._clients[self._tenant]
 
     def client(self, tenant: str) -> AsyncClient | None:
         """The tenant's client; None for one that the policy has not."""
-        name = tenant or TENANT_DEFAULT
-        return self._of(name) if name in self._deployment.keys else None
+        name = tenant if self._has_tenant else self._tenant
+        if name not in self._deployment.keys:
+            return None
+        if name not in self._clients:
+            key = self._deployment.keys[name]
+            self._clients[name] = self._clients[self._tenant].for_key(key)
+        return self._clients[name]
 
-    def _of(self, tenant: str) -> AsyncClient:
-        found = self._clients.get(tenant)
-        if found is None:
-            found = self._clients[tenant] = self._deployment.client(tenant)
-        return found
+    def why_not(self, tenant: str) -> tuple[str, str]:
+        """It is no tenant."""
+        return "no_tenant", f"the tenant {tenant!r} is no name: {NAME_RULE}"
 
     async def failed(self) -> None:
         """Raise FairlaneError when the deployment can't go on."""

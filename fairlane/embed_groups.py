@@ -134,12 +134,21 @@ class _Answer(msgspec.Struct):
     data: list[_Item]
     model: str = ""
     model_sha256: str = ""
+    truncated: object = 0
+
+
+class Answer(NamedTuple):
+    """Vectors in the order of the texts; `cut` texts were longer than the model reads."""
+
+    model: Model
+    vectors: list[bytes]
+    cut: int
 
 
 _decoder = msgspec.json.Decoder(_Answer)
 
 
-def read_answer(outcome: Outcome, rows: int) -> tuple[Model, list[bytes]]:
+def read_answer(outcome: Outcome, rows: int) -> Answer:
     """The model and a vector for each row, little-endian float32. Raises AnswerError."""
     if outcome.output_lost:
         raise AnswerError(outcome.output_lost)
@@ -155,7 +164,8 @@ def read_answer(outcome: Outcome, rows: int) -> tuple[Model, list[bytes]]:
     if len(sizes) != 1 or 0 in sizes or sizes.pop() % _FLOAT_BYTES:
         raise AnswerError("the vectors of the answer are not all of one length")
     model = Model(answer.model, answer.model_sha256, len(vectors[0]) // _FLOAT_BYTES)
-    return model, vectors
+    cut = answer.truncated if type(answer.truncated) is int else 0  # ours say it, others need not
+    return Answer(model, vectors, cut)
 
 
 def _vector(embedding: str | Sequence[float]) -> bytes:

@@ -2,24 +2,24 @@
 
     source -> what is unchanged is passed over -> groups of rows -> requests -> sink
 
-At most `outstanding` groups are under way, whatever their tenants: the source is read on only
-with room, so memory is bounded. A request that fails because of what is in it is halved and
-sent again, until the bad rows stand alone and fail by name.
+The source is read on only with room for another request (fairlane.embed_lanes), so memory is
+bounded. A request that fails because of what is in it is halved and sent again, until the bad
+rows stand alone and fail by name.
 
 The model is asked for before the first row: what its vectors don't agree with is embedded
 again. When another model answers in the middle, the run stops.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from hashlib import sha256
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 
-from fairlane.client import AsyncClient
 from fairlane.client_values import ClientError, Outcome, RefusedError, Submission
 from fairlane.embed_groups import (
     AnswerError,
@@ -30,8 +30,11 @@ from fairlane.embed_groups import (
     read_answer,
     rows_per_request,
 )
-from fairlane.embed_ledger import Known, Ledger, Model
-from fairlane.embed_source import Row, Source
+from fairlane.embed_lanes import Lane, Lanes
+from fairlane.embed_ledger import Key, Known, Ledger, Model
+from fairlane.embed_model import ask_model
+from fairlane.embed_parts import Doors, Show, StopRunError, Tally, Wishes
+from fairlane.embed_source import NAMED, Row, Source, chunks
 from fairlane.errors import FairlaneError
 from fairlane.patience import is_limit, may_pass
 from schemas.reasons import Reason
@@ -40,12 +43,10 @@ if TYPE_CHECKING:
     from fairlane.embed_sink import Sink
 
 FAILED_FILE = "_failed.jsonl"
-#: Rows looked up in the ledger at once.
-CHUNK_ROWS = 500
-#: What the model is asked for to know it.
-PROBE = "fairlane"
-#: A row with one of these is known by its id.
-_NAMED = frozenset({"no_text", "no_tenant"})
+#: How often is told how far it is, when nothing ends.
+TELL_S = 1.0
+#: What a run can't help: the deployment is gone, the disk is full, the ledger is broken.
+_OF_THE_SYSTEM = (FairlaneError, OSError, sqlite3.Error)
 #: Ends that another request without the bad row may not have.
 _OF_THE_CONTENT = frozenset(
     {
@@ -69,57 +70,8 @@ _OF_THE_TENANT = frozenset(
 )
 
 
-class StopRunError(Exception):
-    """The run can't go on; what is left is done by running it again."""
-
-
-class Wishes(NamedTuple):
-    """What was asked for. `rows_per_request` 0: as many as fit well."""
-
-    endpoint: str
-    outstanding: int
-    rows_per_request: int = 0
-    tier: str | None = None
-    priority: int | None = None
-    prune: bool = False
-
-
-class Doors(Protocol):
-    """Ways into a deployment, one a tenant."""
-
-    def probe(self) -> AsyncClient:
-        """A client of any tenant."""
-
-    def client(self, tenant: str) -> AsyncClient | None:
-        """The tenant's client; None when there is no key of it."""
-
-    async def failed(self) -> None:
-        """Return never, unless the deployment behind can't go on: raises FairlaneError."""
-
-
-class Show(Protocol):
-    """Who is told how far it is."""
-
-    def begin(self, total: int) -> None:
-        """Reading begins; there are about so many rows."""
-
-    def rows(self, done: int, failed: int) -> None:
-        """So many rows are done, of them so many failed."""
-
-    def say(self, text: str) -> None:
-        """Something to know."""
-
-
-class Tally:
-    """What became of the rows of this call."""
-
-    def __init__(self) -> None:
-        self.embedded = self.unchanged = self.failed = self.pruned = 0
-
-    @property
-    def done(self) -> int:
-        """Rows that need nothing more."""
-        return self.embedded + self.unchanged + self.failed
+class _OtherModelError(Exception):
+    """An answer is not of the model that the run began with."""
 
 
 class _Ticket:
@@ -132,11 +84,11 @@ class _Ticket:
 
 
 class _Job(NamedTuple):
+    """A group under way; `is_again`: its first answer was of another model."""
+
     group: Group
     ticket: _Ticket
-
-
-_Queue = asyncio.Queue[Submission | None]
+    is_again: bool = False
 
 
 class Run:
@@ -150,9 +102,9 @@ class Run:
         self._doors, self._wishes, self._show = doors, wishes, show
         self.tally = Tally()
         self._failed_path = ledger.folder / FAILED_FILE
-        self._name = f"{ledger.identity}/{ledger.run}/{wishes.endpoint}"
-        self._room = asyncio.Semaphore(wishes.outstanding)
-        self._queues: dict[str, _Queue | None] = {}
+        self._name = ""
+        self._lanes: Lanes
+        self._open: dict[str, Lane | None] = {}
         self._tasks = asyncio.TaskGroup()
         self._model = Model("", "", 0)
         self._model_number = 0
@@ -165,52 +117,62 @@ class Run:
             FairlaneError: it can't begin.
             StopRunError: it can't go on; what was embedded stands.
         """
-        self._model = await self._ask_model()
+        self._model = await ask_model(self._doors, self._source, self._wishes, self._show)
         self._ledger.fix_shape(has_tenant=has_tenant, dimensions=self._model.dimensions)
         self._model_number = self._ledger.model_number(self._model)
+        self._name = self._run_name()
         for told in self._sink.tidy():
             self._show.say(told)
-        with self._failed_path.open("wb") as self._failed:
-            try:
-                await self._through()
-            except (Exception, asyncio.CancelledError) as error:
-                self._sink.flush()
-                first = _first(error)
-                if isinstance(first, FairlaneError):  # it had begun
-                    raise StopRunError(str(first)) from error
-                if first is error:
-                    raise
-                raise first from error
-        self._finish()
-
-    async def _ask_model(self) -> Model:
-        wishes = self._wishes
-        submission = Submission(
-            wishes.endpoint,
-            {"input": [PROBE], "encoding_format": "base64"},
-            priority=wishes.priority,
-            tier=wishes.tier,
+        self._lanes = Lanes(
+            self._wishes.endpoint,
+            self._wishes.outstanding,
+            self._ledger.folder,
+            lambda lane, group: lane.queue.put_nowait(self._submission(_Job(group, _Ticket()))),
+            has_tenant=has_tenant,
         )
-        client = self._doors.probe()
         try:
-            accepted = await client.submit(submission)
-            outcome = (await client.wait(accepted.id)).raise_for_state()
-            return read_answer(outcome, 1)[0]
-        except (ClientError, AnswerError) as error:
-            raise FairlaneError(
-                f"endpoint {wishes.endpoint!r} gives no vectors: {error}"
-            ) from error
+            with self._failed_path.open("wb") as self._failed:
+                await self._through()
+            self._finish()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told by _break_off
+            self._break_off(_first(error), error)  # raises
+        finally:
+            self._lanes.close()
+
+    def _run_name(self) -> str:
+        """What the names of requests begin with: all that their answers depend on."""
+        ledger, model, wishes = self._ledger, self._model, self._wishes
+        parts = (ledger.identity, str(ledger.run), wishes.endpoint, *model, wishes.tier)
+        return "\n".join(map(str, (*parts, wishes.priority)))
+
+    def _break_off(self, first: BaseException, error: BaseException) -> NoReturn:
+        """Keep what there is; raises StopRunError for what the run can't help."""
+        try:
+            self._sink.flush()
+        except _OF_THE_SYSTEM as second:
+            cause = first if isinstance(first, _OF_THE_SYSTEM) else second
+            raise StopRunError(str(cause)) from error
+        finally:
+            self.tally.embedded = self._sink.recorded
+        if isinstance(first, _OF_THE_SYSTEM):
+            raise StopRunError(str(first)) from error
+        if first is error:
+            raise error
+        raise first from error
 
     async def _through(self) -> None:
         async with self._tasks:
             watch = self._tasks.create_task(self._doors.failed())
+            pulse = self._tasks.create_task(self._pulse())
             await self._read()
-            for _ in range(self._wishes.outstanding):  # all room is back: nothing is under way
-                await self._room.acquire()
-            for queue in self._queues.values():
-                if queue:
-                    queue.put_nowait(None)
+            await self._lanes.drain()
+            pulse.cancel()
             watch.cancel()
+
+    async def _pulse(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            self._tell()
 
     def _finish(self) -> None:
         self._sink.flush()
@@ -228,7 +190,7 @@ class Run:
     async def _read(self) -> None:
         grouper = Grouper(self._wishes.rows_per_request or rows_per_request(self._model.dimensions))
         self._show.begin(self._source.count())
-        for rows in _chunks(self._source.rows()):
+        for rows in chunks(self._source.rows()):
             for row, known in self._wanted(rows):
                 work = Work(row.number, row.id, row.text, sha256(row.text.encode()).digest())
                 is_same = known is not None and known[:2] == (work.digest, self._model_number)
@@ -245,28 +207,29 @@ class Run:
 
     def _wanted(self, rows: list[Row]) -> list[tuple[Row, Known | None]]:
         """Rows to be embedded, and what is known of them; all others fail here."""
-        first: dict[str, Row] = {}
+        first: dict[Key, Row] = {}
         later: list[Row] = []
         for row in rows:
-            if row.reason and row.reason not in _NAMED:
+            key = Key(row.tenant, row.id)
+            if row.reason and row.reason not in NAMED:
                 self._has_nameless = True
                 self._fail(row.number, row.id, row.reason, row.detail)
-            elif row.id in first:
+            elif key in first:
                 later.append(row)
             else:
-                first[row.id] = row
-        ids = list(first)
-        before = self._ledger.meet(ids)
-        later += [first.pop(row_id) for row_id in ids if row_id in before]
+                first[key] = row
+        keys = list(first)
+        before = self._ledger.meet(keys)
+        later += [first.pop(key) for key in keys if key in before]
         for row in later:
             self._fail(row.number, row.id, "duplicate_id", "an earlier row has the same id")
         known = self._ledger.known(list(first))
         wanted = []
-        for row in first.values():
+        for key, row in first.items():
             if row.reason:
                 self._fail(row.number, row.id, row.reason, row.detail)
             else:
-                wanted.append((row, known.get(row.id)))
+                wanted.append((row, known.get(key)))
         return wanted
 
     def _fail(self, number: int, row_id: str, reason: str, detail: str) -> None:
@@ -276,68 +239,82 @@ class Run:
         self.tally.failed += 1
 
     def _tell(self) -> None:
-        self._show.rows(self.tally.done, self.tally.failed)
+        tally = self.tally
+        self._show.rows(tally.done, tally.failed, tally.embedded, self._lanes.waits_for())
 
     # --- requests
 
     async def _send(self, group: Group) -> None:
-        queue = self._queue(group.tenant)
-        if queue is None:
-            detail = f"no key of tenant {group.tenant!r}: give --tenant-key {group.tenant}=KEY"
+        lane = self._lane(group.tenant)
+        if lane is None:
+            reason, detail = self._doors.why_not(group.tenant)
             for row in group.rows:
-                self._fail(row.number, row.id, "no_key", detail)
+                self._fail(row.number, row.id, reason, detail)
             return
-        await self._room.acquire()
-        queue.put_nowait(self._submission(_Job(group, _Ticket())))
+        await self._lanes.put(lane, group)
 
-    def _queue(self, tenant: str) -> _Queue | None:
-        if tenant not in self._queues:
+    def _lane(self, tenant: str) -> Lane | None:
+        if tenant not in self._open:
             client = self._doors.client(tenant)
-            queue: _Queue | None = asyncio.Queue() if client else None
-            self._queues[tenant] = queue
-            if client and queue:
-                self._tasks.create_task(self._follow(tenant, client, queue))
-        return self._queues[tenant]
+            lane = self._lanes.open(tenant, client) if client else None
+            self._open[tenant] = lane
+            if lane:
+                self._tasks.create_task(self._follow(lane))
+        return self._open[tenant]
 
     def _submission(self, job: _Job) -> Submission:
+        key = job.group.key(self._name)
+        if job.is_again:
+            key = f"{key}-{secrets.token_hex(8)}"  # nobody has answered this one before
         return Submission(
             self._wishes.endpoint,
             job.group.input(),
             priority=self._wishes.priority,
             tier=self._wishes.tier,
-            idempotency_key=job.group.key(self._name),
+            idempotency_key=key,
             tag=job,
         )
 
-    async def _follow(self, tenant: str, client: AsyncClient, queue: _Queue) -> None:
+    async def _follow(self, lane: Lane) -> None:
         """Run one tenant's requests until the queue says that there are no more."""
         outstanding = 2 * self._wishes.outstanding  # room for halves
+        submissions = _all(lane.queue)
         try:
-            async with aclosing(client.run_many(_all(queue), outstanding=outstanding)) as ended:
+            async with aclosing(
+                lane.client.run_many(submissions, outstanding=outstanding)
+            ) as ended:
                 async for submission, outcome in ended:
                     assert isinstance(submission.tag, _Job)
-                    self._settle(submission.tag, outcome, queue)
+                    self._settle(submission.tag, outcome, lane)
         except ClientError as error:
-            of = f"tenant {tenant}: " if tenant else ""
+            of = f"tenant {lane.tenant}: " if lane.tenant else ""
             raise StopRunError(f"{of}{error}") from error
 
-    def _settle(self, job: _Job, ended: Outcome | RefusedError, queue: _Queue) -> None:
-        group, ticket = job
+    def _settle(self, job: _Job, ended: Outcome | RefusedError, lane: Lane) -> None:
+        group, ticket = job.group, job.ticket
         if isinstance(ended, RefusedError) and is_limit(ended.status):
-            queue.put_nowait(self._submission(job))  # the client's patience is over, not ours
+            self._lanes.hold_up(lane)
+            lane.queue.put_nowait(self._submission(job))  # the client's patience is over, not ours
             return
-        reason, detail = self._take(group, ended)
+        try:
+            reason, detail = self._take(group, ended)
+        except _OtherModelError as error:
+            if job.is_again:
+                raise StopRunError(str(error)) from error
+            # It may be an answer of before, when the model was changed and changed back.
+            lane.queue.put_nowait(self._submission(job._replace(is_again=True)))
+            return
         if reason and len(group.rows) > 1 and reason in _OF_THE_CONTENT:
             ticket.parts += 1
             for half in group.halves():
-                queue.put_nowait(self._submission(_Job(half, ticket)))
+                lane.queue.put_nowait(self._submission(_Job(half, ticket)))
             return
         if reason:
             for row in group.rows:
                 self._fail(row.number, row.id, reason, detail)
         ticket.parts -= 1
         if not ticket.parts:
-            self._room.release()
+            self._lanes.done(lane)
         self._tell()
 
     def _take(self, group: Group, ended: Outcome | RefusedError) -> tuple[str, str]:
@@ -349,29 +326,26 @@ class Run:
         if not ended.is_success:
             return ended.reason, ended.detail
         try:
-            model, vectors = read_answer(ended, len(group.rows))
+            model, vectors, cut = read_answer(ended, len(group.rows))
         except AnswerError as error:
             return Reason.ENGINE_FAILED, str(error)
         if model != self._model:
-            raise StopRunError(
-                f"another model answers than before: {_told(self._model)} then, {_told(model)} now"
+            raise _OtherModelError(
+                f"another model answers than when this run began: it was {_told(self._model)}, "
+                f"now it is {_told(model)}"
             )
         self._sink.add(
             Embedding(row.id, group.tenant, vector, model.name, model.sha256, row.digest)
             for row, vector in zip(group.rows, vectors, strict=True)
         )
         self.tally.embedded += len(vectors)
+        self.tally.cut += cut
         return "", ""
 
 
-async def _all(queue: _Queue) -> AsyncIterator[Submission]:
+async def _all(queue: asyncio.Queue[Submission | None]) -> AsyncIterator[Submission]:
     while (submission := await queue.get()) is not None:
         yield submission
-
-
-def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    while chunk := list(islice(rows, CHUNK_ROWS)):
-        yield chunk
 
 
 def _told(model: Model) -> str:

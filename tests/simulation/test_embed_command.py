@@ -19,11 +19,13 @@ from rich.console import Console
 
 from fairlane.__main__ import run as fairlane
 from fairlane.embed_doors import tenant_keys
+from fairlane.embed_ledger import LedgerError
 from fairlane.embed_run import FAILED_FILE
 from fairlane.embed_show import LINE_S, PlainShow, TerminalShow
 from fairlane.errors import FairlaneError
 from tests.support.processes import DEADLINE_S
 from tests.support.vectors import by_id
+from workers.engines.simulated import SimulatedEngine
 
 ENGINE = ["--engine", "simulated", "--dimensions", "8", "--fixed-ms", "1", "--per-token-us", "0"]
 
@@ -110,6 +112,68 @@ def test_a_disk_that_takes_no_more_is_told_and_nothing_is_lost(
     assert "No space left" in capsys.readouterr().err
     assert embed(source, out) == 0
     assert len(by_id(out)) == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(LedgerError("the ledger is broken"), "the ledger is broken"), (KeyError("x"), "Traceback")],
+)
+def test_no_error_in_the_middle_looks_as_if_some_rows_failed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    said: str,
+) -> None:
+    source, out = corpus(tmp_path / "c.jsonl", 200), tmp_path / "out"
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fairlane.embed_ledger.Ledger.add", broken)
+        assert embed(source, out, "--shard-rows", "50") == 3
+    told = capsys.readouterr().err
+    assert said in told
+    assert "again to go on" in told
+    assert "failed: see" not in told
+    assert embed(source, out) == 0
+    assert len(by_id(out)) == 200
+
+
+def test_rows_of_a_tenant_that_is_no_name_fail_alone(tmp_path: Path) -> None:
+    source, out = corpus(tmp_path / "c.jsonl", 20), tmp_path / "out"
+    with source.open("a") as file:
+        file.write('{"id": "a", "text": "a", "who": "Not A Name"}\n')
+        file.write('{"id": "b", "text": "b", "who": ""}\n')
+    assert embed(source, out, "--tenant-column", "who") == 1
+    lines = [json.loads(line) for line in (out / FAILED_FILE).read_text().splitlines()]
+    assert [(line["id"], line["reason"]) for line in lines] == [
+        ("a", "no_tenant"),
+        ("b", "no_tenant"),
+    ]
+    assert len(by_id(out)) == 20
+
+
+def test_texts_that_were_cut_are_counted_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine says how many texts of a request were longer than its model reads."""
+    run = SimulatedEngine.run
+
+    def cutting(*given: Any) -> list[Any]:
+        outcomes = run(*given)
+        return [
+            outcome._replace(
+                output=json.dumps({**json.loads(outcome.output), "truncated": 2}).encode()
+            )
+            for outcome in outcomes
+        ]
+
+    monkeypatch.setattr(SimulatedEngine, "run", cutting)
+    source, out = corpus(tmp_path / "c.jsonl", 20), tmp_path / "out"
+    assert embed(source, out, "--rows-per-request", "5") == 0
+    assert "8 texts were longer than the model reads" in capsys.readouterr().err
 
 
 def test_a_second_run_does_nothing_and_a_change_is_embedded(
@@ -202,13 +266,43 @@ def test_a_pipe_gets_a_line_now_and_then() -> None:
     lines: list[str] = []
     show = PlainShow(lines.append, lambda: now_s[0])
     show.begin(1_000)
-    facts: list[Any] = [(1.0, 10, 0), (LINE_S, 50, 0), (LINE_S + 1, 60, 0), (2 * LINE_S, 200, 3)]
+    facts: list[Any] = [(1.0, 0, 0), (LINE_S, 40, 0), (LINE_S + 1, 50, 0), (2 * LINE_S, 180, 3)]
     for at_s, done, failed in facts:
         now_s[0] = at_s
-        show.rows(done, failed)
+        show.rows(done, failed, done - failed, "")
     assert lines == [
-        "50 of 1,000 rows, 10/s, 1:35 left",
-        "200 of 1,000 rows, 20/s, 0:40 left, 3 failed",
+        "40 of 1,000 rows, 10/s, 1:36 left",
+        "180 of 1,000 rows, 20/s, 0:42 left, 3 failed",
+    ]
+
+
+def test_rows_that_are_passed_over_are_no_pace() -> None:
+    now_s = [0.0]
+    lines: list[str] = []
+    show = PlainShow(lines.append, lambda: now_s[0])
+    show.begin(100_000)
+    for at_s in range(1, 200):
+        now_s[0] = float(at_s)
+        show.rows(90_000 + 10 * at_s, 0, 10 * at_s, "")
+    assert lines[-1] == "91,950 of 100,000 rows, 10/s, 13:25 left"
+    for at_s in range(200, 400):  # of late it is slower
+        now_s[0] = float(at_s)
+        show.rows(92_000 + at_s - 200, 0, 2_000 + at_s - 200, "")
+    assert ", 1/s, " in lines[-1]
+
+
+def test_when_nothing_ends_it_is_said_and_why() -> None:
+    now_s = [0.0]
+    lines: list[str] = []
+    show = PlainShow(lines.append, lambda: now_s[0])
+    show.begin(100)
+    for at_s in range(1, 35):
+        now_s[0] = float(at_s)
+        show.rows(0, 0, 0, "the limit of tenant acme" if at_s > 25 else "")
+    assert lines == [
+        "0 of 100 rows, waiting for answers",
+        "0 of 100 rows, waiting for answers",
+        "0 of 100 rows, waiting for the limit of tenant acme",
     ]
 
 
@@ -217,8 +311,8 @@ def test_a_terminal_gets_a_bar_with_rate_and_what_failed() -> None:
     console = Console(file=drawn, force_terminal=True, width=120, color_system=None)
     with TerminalShow(console, "c.jsonl") as show:
         show.begin(1_000)
-        show.rows(400, 2)
+        show.rows(400, 2, 398, "the limit of tenant acme")
         show.say("a [word] for you")
-    assert "c.jsonl, 2 failed" in drawn.getvalue()
+    assert "c.jsonl, 2 failed, waiting for the limit of tenant acme" in drawn.getvalue()
     assert "400/1000" in drawn.getvalue()
     assert "a [word] for you" in drawn.getvalue()

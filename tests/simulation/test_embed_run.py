@@ -1,7 +1,9 @@
 """`fairlane embed` on an embedded deployment: what ends in DEST, what fails, what is repeated."""
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from hashlib import sha256
@@ -13,7 +15,8 @@ import pytest
 
 from fairlane.embed_doors import Here
 from fairlane.embed_ledger import Ledger
-from fairlane.embed_run import FAILED_FILE, Run, StopRunError, Tally, Wishes
+from fairlane.embed_parts import StopRunError, Tally, Wishes
+from fairlane.embed_run import FAILED_FILE, Run
 from fairlane.embed_sink import Sink
 from fairlane.embed_source import Row
 from fairlane.embedded import Embedded, one_endpoint
@@ -84,7 +87,7 @@ class Show:
     def begin(self, total: int) -> None:
         self.total = total
 
-    def rows(self, done: int, failed: int) -> None:
+    def rows(self, done: int, failed: int, embedded: int, waits_for: str) -> None:
         self.looks.append(self.look() - done)
         if self._kill_at is not None and done >= self._kill_at:
             raise KilledError
@@ -106,8 +109,8 @@ async def go(
 ) -> Tally:
     source = Rows(rows)
     show = show or Show()
-    doors = Here(deployment)
     has_tenant = any(row.tenant for row in rows)
+    doors = Here(deployment, has_tenant=has_tenant)
     with closing(Ledger(folder)) as ledger:
         show.look = lambda: source.read
         sink = Sink(ledger, has_tenant=has_tenant, shard_rows=100)
@@ -249,7 +252,7 @@ def test_a_model_that_changes_in_the_middle_stops_the_run(tmp_path: Path) -> Non
     check(tmp_path, rows, SETTINGS._replace(seed=1))
 
 
-def test_a_tenant_without_a_key_fails_by_name_and_others_go_on(tmp_path: Path) -> None:
+def test_rows_of_a_tenant_that_is_none_fail_by_name_and_others_go_on(tmp_path: Path) -> None:
     rows = corpus(30, TENANTS)
 
     async def story() -> Tally:
@@ -258,7 +261,7 @@ def test_a_tenant_without_a_key_fails_by_name_and_others_go_on(tmp_path: Path) -
 
     assert asyncio.run(story()).failed == 10
     check(tmp_path, [row for row in rows if row.tenant != "t2"])
-    assert set(failures(tmp_path).values()) == {"no_key"}
+    assert set(failures(tmp_path).values()) == {"no_tenant"}
 
 
 def test_an_endpoint_without_vectors_is_told_before_the_first_row(tmp_path: Path) -> None:
@@ -291,6 +294,85 @@ def test_a_run_that_goes_on_computes_nothing_twice(tmp_path: Path, kill_at: int)
     check(tmp_path, good)
     computed = sorted(text for text in engine.texts if text != "fairlane")
     assert computed == sorted(row.text for row in good)
+
+
+async def killed(opened: Embedded, folder: Path, rows: Sequence[Row], **wishes: Any) -> None:
+    """A run that ends in the middle, with requests under way."""
+    with suppress(KilledError):
+        try:
+            await go(opened, folder, rows, Show(100), **wishes)
+        except BaseExceptionGroup as error:
+            raise error.exceptions[0] from error
+
+
+def test_another_model_after_a_kill_is_given_no_answers_of_the_old_one(tmp_path: Path) -> None:
+    rows = corpus(300)
+    engine = Engine()
+
+    async def story() -> Tally:
+        async with deployment(engine) as opened:
+            await killed(opened, tmp_path, rows)
+            engine.model = SimulatedEngine(SETTINGS._replace(seed=7))
+            return await go(opened, tmp_path, rows)
+
+    assert asyncio.run(story()).failed == 0
+    check(tmp_path, rows, SETTINGS._replace(seed=7))
+
+
+def test_a_model_that_was_changed_and_changed_back_embeds_all(tmp_path: Path) -> None:
+    """Answers of the other model are stored under names of requests to this one."""
+    rows = corpus(300)
+    engine = Engine()
+    engine.change_after = 20
+
+    async def story() -> Tally:
+        async with deployment(engine) as opened:
+            with pytest.raises(StopRunError, match="another model"):
+                await go(opened, tmp_path, rows)
+            engine.model = SimulatedEngine(SETTINGS)
+            return await go(opened, tmp_path, rows)
+
+    assert asyncio.run(story()).failed == 0
+    check(tmp_path, rows)
+
+
+def test_another_priority_after_a_kill_is_no_other_request_of_the_same_name(tmp_path: Path) -> None:
+    rows = corpus(300)
+
+    async def story() -> Tally:
+        async with deployment(Engine()) as opened:
+            await killed(opened, tmp_path, rows, priority=100)
+            return await go(opened, tmp_path, rows, priority=900)
+
+    assert asyncio.run(story()).failed == 0
+    check(tmp_path, rows)
+
+
+def test_what_could_not_be_recorded_is_not_counted(tmp_path: Path) -> None:
+    rows = corpus(250)
+
+    async def story() -> Tally:
+        tally: list[Tally] = []
+        async with deployment(Engine()) as opened:
+            with closing(Ledger(tmp_path)) as ledger:
+                steps = 0
+
+                def full(step: str) -> None:
+                    nonlocal steps
+                    steps += step == "record"
+                    if steps > 1:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+                sink = Sink(ledger, has_tenant=False, shard_rows=100, step=full)
+                doors = Here(opened, has_tenant=False)
+                run = Run(Rows(rows), ledger, sink, doors, Wishes("embed", 8, 5), Show())
+                with pytest.raises(StopRunError, match="No space left"):
+                    await run.go(has_tenant=False)
+                await doors.aclose()
+                tally.append(run.tally)
+        return tally[0]
+
+    assert asyncio.run(story()).embedded == len(by_id(tmp_path)) == 100
 
 
 def test_the_source_is_read_no_further_than_there_is_room(tmp_path: Path) -> None:

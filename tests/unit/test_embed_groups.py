@@ -77,7 +77,9 @@ def test_vectors_come_as_numbers_or_base64_in_any_order() -> None:
         {"index": 1, "embedding": [0.5, -1.0]},
         {"index": 0, "embedding": b64encode(pack("<2f", 1.0, 2.0)).decode()},
     ]
-    model, vectors = read_answer(answer(items, model_sha256="ff"), 2)
+    model, vectors, cut = read_answer(answer(items, model_sha256="ff", truncated=1), 2)
+    assert cut == 1
+    assert read_answer(answer(items, truncated="yes"), 2).cut == 0
     assert (model.name, model.sha256, model.dimensions) == ("m", "ff", 2)
     assert vectors == [pack("<2f", 1.0, 2.0), packed]
 
