@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from adapters.memory import MemoryLog
 from schemas.log import Record
 from tests.support.door import Clock, Door, door, until
+from tests.support.sick import SickProducer
 
 Scenario = Callable[[Door], Awaitable[None]]
 
@@ -65,11 +66,15 @@ def test_an_entry_without_a_digest_takes_any_body() -> None:
 
 def test_a_caller_that_goes_away_ends_no_copys_submission() -> None:
     async def scenario(opened: Door) -> None:
+        publisher, producer = opened.ingress._publisher, SickProducer()
+        healthy, publisher._producer = publisher._producer, producer
         calls = [asyncio.create_task(opened.post(key="k")) for _ in range(2)]
-        await until(lambda: opened.ingress._flights._under_way)
+        await until(lambda: producer.reports)
         calls[0].cancel()
+        producer.reports[0](0, None)
         assert (await calls[1]).status_code == 202
-        assert len(published(opened)) == 1
+        assert len(producer.reports) == 1
         assert opened.ingress._flights._under_way == {}
+        publisher._producer = healthy
 
     play(scenario)
