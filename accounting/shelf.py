@@ -5,6 +5,7 @@ and without looking at those that are not.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 from accounting.core.sums import key_parts
 from schemas.usage import Window
@@ -22,6 +23,10 @@ class Shelf(MutableMapping[bytes, bytes]):
 
     def __getitem__(self, key: bytes) -> bytes:
         return self._values[key]
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        """Value of a key; here since it is asked for with each batch, and is slow inherited."""
+        return self._values.get(key, default)
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
         if key not in self._values:
