@@ -11,6 +11,7 @@ from pathlib import Path
 from struct import unpack
 from typing import Any
 
+import msgspec
 import pytest
 
 from fairlane.embed_doors import Here
@@ -296,11 +297,31 @@ def test_a_run_that_goes_on_computes_nothing_twice(tmp_path: Path, kill_at: int)
     assert computed == sorted(row.text for row in good)
 
 
-async def killed(opened: Embedded, folder: Path, rows: Sequence[Row], **wishes: Any) -> None:
+def test_a_tenant_at_its_limit_holds_up_no_other(tmp_path: Path) -> None:
+    """Its limit lets in four requests a minute; the others are done before the next four."""
+    rows = corpus(600, TENANTS)
+    policy = one_endpoint("embed", TENANTS)
+    limited = msgspec.structs.replace(policy.tenants[0], requests_per_minute={"embed": 20})
+    policy = msgspec.structs.replace(policy, tenants=(limited, *policy.tenants[1:]))
+    engine = Engine()
+
+    async def story() -> None:
+        async with Embedded(policy, {"embed": engine}, slots=2) as opened:
+            await killed(opened, tmp_path, rows, at=400)
+
+    asyncio.run(story())
+    of_others = {row.text for row in rows if row.tenant != "t0"}
+    assert len(of_others & set(engine.texts)) >= 400 - 40
+    assert len(set(engine.texts) - of_others) < 50
+
+
+async def killed(
+    opened: Embedded, folder: Path, rows: Sequence[Row], at: int = 100, **wishes: Any
+) -> None:
     """A run that ends in the middle, with requests under way."""
     with suppress(KilledError):
         try:
-            await go(opened, folder, rows, Show(100), **wishes)
+            await go(opened, folder, rows, Show(at), **wishes)
         except BaseExceptionGroup as error:
             raise error.exceptions[0] from error
 
