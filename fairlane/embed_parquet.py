@@ -31,8 +31,10 @@ BATCH_ROWS = 1_000
 BATCH_BYTES = 8 << 20
 #: A row group's columns are read in pieces of this size, not whole.
 READ_BYTES = 1 << 20
-#: Rows of a shard's row groups: encoding holds one, and a reader may skip the others.
+#: Rows of a shard's row groups: a reader may skip groups ...
 GROUP_ROWS = 2_000
+#: ... fewer, when their vectors have as many bytes: encoding and decoding hold several copies.
+GROUP_BYTES = 4 << 20
 FLOAT_BYTES = 4
 #: Columns whose values repeat.
 _REPEATED = ["tenant", "model", "model_sha256"]
@@ -155,17 +157,23 @@ def write_shard(path: Path, rows: Sequence[Embedding], *, has_tenant: bool) -> i
     """Write a shard and sync it; returns its size in bytes. `rows` has at least one."""
     schema = _schema(len(rows[0].vector) // FLOAT_BYTES, has_tenant=has_tenant)
     repeated = [name for name in _REPEATED if name in schema.names]
+    step = _rows_at_once(schema)
     with path.open("wb") as file:
         with pq.ParquetWriter(
             file, schema, use_dictionary=repeated, write_statistics=["id"]
         ) as writer:
-            for at in range(0, len(rows), GROUP_ROWS):
-                writer.write_batch(_batch(rows[at : at + GROUP_ROWS], schema))
+            for at in range(0, len(rows), step):
+                writer.write_batch(_batch(rows[at : at + step], schema))
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
     sync_folder(path.parent)
     return size
+
+
+def _rows_at_once(schema: Any) -> int:
+    size = FLOAT_BYTES * schema.field("vector").type.list_size
+    return int(max(1, min(GROUP_ROWS, GROUP_BYTES // size)))
 
 
 def _schema(dimensions: int, *, has_tenant: bool) -> Any:
@@ -198,16 +206,21 @@ def _batch(rows: Sequence[Embedding], schema: Any) -> Any:
 def read_shard(path: Path) -> Iterator[Embedding]:
     """Every row of a shard. Raises FairlaneError when it can't be read."""
     try:
-        table = pq.read_table(path)
-        vectors = table["vector"].combine_chunks()
-        size = vectors.type.list_size * FLOAT_BYTES
-        tenants = table["tenant"].to_pylist() if "tenant" in table.column_names else []
-        models, shas = table["model"].to_pylist(), table["model_sha256"].to_pylist()
-        digests, ids = table["text_sha256"].to_pylist(), table["id"].to_pylist()
-        flat = vectors.flatten()
-        data = memoryview(flat.buffers()[1])[flat.offset * FLOAT_BYTES :]
+        with pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False) as file:
+            for batch in file.iter_batches(_rows_at_once(file.schema_arrow)):
+                yield from _embeddings(batch)
     except (*_FAULTS, KeyError, AttributeError) as error:
         raise FairlaneError(f"{path}: can't be read: {error}") from error
+
+
+def _embeddings(batch: Any) -> Iterator[Embedding]:
+    vectors = batch["vector"]
+    size = vectors.type.list_size * FLOAT_BYTES
+    tenants = batch["tenant"].to_pylist() if "tenant" in batch.schema.names else []
+    models, shas = batch["model"].to_pylist(), batch["model_sha256"].to_pylist()
+    digests, ids = batch["text_sha256"].to_pylist(), batch["id"].to_pylist()
+    flat = vectors.flatten()
+    data = memoryview(flat.buffers()[1])[flat.offset * FLOAT_BYTES :]
     for at, row_id in enumerate(ids):
         yield Embedding(
             row_id,

@@ -17,6 +17,7 @@ but between the last two steps the rows of one new shard are missing.
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from fairlane.embed_groups import Embedding
@@ -28,6 +29,8 @@ from fairlane.errors import FairlaneError
 SHARD_BYTES = 32 << 20
 #: ... or when slow engines have worked on it for this long.
 SHARD_S = 60.0
+#: Rows of an old shard that are looked up in the ledger at once.
+PIECE_ROWS = 450
 
 _OURS = re.compile(r"\.?shard-\d{6,}\.parquet(\.tmp)?")
 
@@ -131,17 +134,20 @@ class Sink:
     def compact(self) -> None:
         """Write shards again that hold rows which no longer count, and small ones together."""
         for group in list(self._groups(self._ledger.shards())):
-            rows = [row for shard in group for row in self._live(shard)]
-            path, number, size = self._write(rows) if rows else (None, 0, 0)
-            self._step("replace")
-            old = [shard.number for shard in group]
-            self._ledger.replace(old, number, size, [_key(row) for row in rows])
-            for shard in group:
-                self._step("remove")
-                (self._folder / shard.name).unlink(missing_ok=True)
-            if path:
-                self._show(path)
+            self._merge(group)
         sync_folder(self._folder)
+
+    def _merge(self, group: list[Shard]) -> None:
+        rows = [row for shard in group for row in self._live(shard)]
+        path, number, size = self._write(rows) if rows else (None, 0, 0)
+        self._step("replace")
+        old = [shard.number for shard in group]
+        self._ledger.replace(old, number, size, [_key(row) for row in rows])
+        for shard in group:
+            self._step("remove")
+            (self._folder / shard.name).unlink(missing_ok=True)
+        if path:
+            self._show(path)
 
     def _groups(self, shards: list[Shard]) -> Iterator[list[Shard]]:
         """Shards that become one, up to the rows and the bytes of a shard together."""
@@ -161,9 +167,10 @@ class Sink:
         yield from _worthwhile(group)
 
     def _live(self, shard: Shard) -> Iterator[Embedding]:
-        rows = list(read_shard(self._folder / shard.name))
-        live = self._ledger.in_shard(shard.number, [_key(row) for row in rows])
-        return (row for row in rows if _key(row) in live)
+        rows = read_shard(self._folder / shard.name)
+        while piece := list(islice(rows, PIECE_ROWS)):
+            live = self._ledger.in_shard(shard.number, [_key(row) for row in piece])
+            yield from (row for row in piece if _key(row) in live)
 
 
 def _worthwhile(group: list[Shard]) -> list[list[Shard]]:
