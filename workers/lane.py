@@ -16,8 +16,6 @@ again. What did not start is not kept: READ finds it and hands it back.
 `turn` never waits longer than it is told to, except for the log in TAKE and in a commit.
 """
 
-from enum import Enum, auto
-
 from schemas.codec import DecodeError, batch_bodies, decode_header, encode
 from schemas.log import (
     AbortedError,
@@ -39,6 +37,7 @@ from workers.core.progress import OPEN_MAX, ProgressError, progress_of
 from workers.engine import failed
 from workers.hands import Hands, Held
 from workers.names import LaneNames
+from workers.phase import Phase
 from workers.ports import Clock, Meter, Notes, Slots
 from workers.takeover import LaneError, Start, read_start
 from workers.transaction import TRANSACTION_BYTES_MAX, LaneTransaction, Ready, tell
@@ -48,15 +47,6 @@ from workers.waiting import BackOff
 READ_MAX = 64
 #: Brokers forget the offsets of a group that is silent for a week: an idle lane repeats them.
 REFRESH_MS = 6 * 3_600_000
-
-
-class Phase(Enum):
-    """Where a lane's holder is; see the module's header."""
-
-    TAKE = auto()
-    READ = auto()
-    SERVE = auto()
-    GONE = auto()
 
 
 class Lane:
@@ -92,7 +82,7 @@ class Lane:
         self._upto = 0
         self._handed_back: dict[int, int] = {}
         self._dead: dict[int, Written] = {}
-        self._has_said_slots = False
+        self._unsaid: int | None = slots.total
         self._written_ms = 0
         self._back_off = BackOff()
 
@@ -146,6 +136,17 @@ class Lane:
     def stop(self) -> None:
         """Start nothing any more; what runs is still finished and committed by `turn`."""
         self._is_stopping = True
+
+    def leave(self) -> None:
+        """Leave the lane, and say that it has no slots until somebody takes it.
+
+        Said if it can be at once: the scheduler then keeps what comes, so that it can still be
+        cancelled and expire. Unsaid, it waits in the lane for the next holder.
+        """
+        if self._phase is Phase.SERVE:
+            self._unsaid = 0
+            self.turn()
+        self.drop()
 
     def drop(self) -> None:
         """Leave the lane at once, without a commit; its next holder sees to the rest."""
@@ -226,7 +227,7 @@ class Lane:
         return did
 
     def _start_some(self) -> bool:
-        if self._is_stopping or not self._has_said_slots:
+        if self._is_stopping or self._unsaid is not None:
             return False
         return self._hands.start(self._clock.now_ms(), self._advise)
 
@@ -325,7 +326,7 @@ class Lane:
     def _pending(self) -> bool:
         """Tell whether a transaction has something to say."""
         return bool(
-            not self._has_said_slots or self._handed_back or self._dead or self._hands.done()
+            self._unsaid is not None or self._handed_back or self._dead or self._hands.done()
         )
 
     def _is_stale(self) -> bool:
@@ -338,7 +339,7 @@ class Lane:
         now_ms = self._clock.now_ms()
         done = self._hands.first_done(TRANSACTION_BYTES_MAX)
         ready = Ready(
-            None if self._has_said_slots else self._hands.slots.total,
+            self._unsaid,
             list(done.values()),
             list(self._handed_back.values()),
             list(self._dead.values()),
@@ -361,7 +362,7 @@ class Lane:
         self._hands.forget(list(done))
         self._handed_back.clear()
         self._dead.clear()
-        self._has_said_slots = True
+        self._unsaid = None
         self._written_ms = now_ms
         self._back_off.reset()
         tell(self._meter, self._names.pool, ready)
@@ -385,7 +386,7 @@ class Lane:
         self._hands.forget_unstarted()
         self._handed_back.clear()
         self._dead.clear()
-        self._has_said_slots = False
+        self._unsaid = self._hands.slots.total
         self._phase = Phase.TAKE
         self._back_off.fail(self._clock.now_ms())
 

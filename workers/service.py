@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from schemas.log import FencedError, Log, LogError, Membership, Producer
 from schemas.topics import Topics
-from workers.lane import Lane, Phase
+from workers.lane import Lane
 from workers.names import LaneNames, members
+from workers.phase import Phase
 from workers.ports import Clock, Meter, Notes, SlotsFactory
 from workers.waiting import is_held
 
@@ -133,7 +134,9 @@ class WorkerService:
             while not self.is_idle and self._clock.now_ms() < until_ms:
                 self.turn()
         self._is_closed = True
-        self._drop(tuple(self._lanes))
+        for number in tuple(self._lanes):
+            self._lanes.pop(number).leave()
+            self._notes.info("lane_left", pool=self._settings.pool, lane=number)
         self._leave()
         self._advice.close()
 
@@ -147,7 +150,7 @@ class WorkerService:
                     return False
                 topics, pool = self._topics, self._settings.pool
                 if not self._log.partitions(topics.batches(pool)):
-                    raise LogError(f"topic {topics.batches(pool)} does not exist yet")
+                    raise LogError(self._unknown_pool())
                 self._membership = self._log.membership(
                     members(topics, pool), topics.batches(pool), self._settings.instance
                 )
@@ -166,6 +169,14 @@ class WorkerService:
             self._gain(number)
         self._meter.gauge("worker_lanes", len(self._lanes), pool=self._settings.pool)
         return True
+
+    def _unknown_pool(self) -> str:
+        prefix = self._topics.batches("")
+        pools = [name.removeprefix(prefix) for name in self._log.topics() if prefix in name]
+        known = f"there are {', '.join(sorted(pools))}" if pools else "there is none yet"
+        return (
+            f"no pool {self._settings.pool!r}, {known}: apply a policy that has it, or name another"
+        )
 
     def _gain(self, number: int) -> None:
         self._drop((number,))

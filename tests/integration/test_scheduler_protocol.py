@@ -20,7 +20,7 @@ from schemas.records import End
 from tests.support.lanes import ManualClock
 from tests.support.processes import DEADLINE_S
 from tests.support.schedulers import Deployment, Staged
-from workers.lane import Phase
+from workers.phase import Phase
 
 ROOT = Path(__file__).parents[2]
 

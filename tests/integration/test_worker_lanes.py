@@ -17,7 +17,7 @@ from schemas.log import InDoubtError, TransactionalProducer
 from schemas.records import End, Finished, HandedBack, Seen
 from schemas.topics import Topics
 from tests.support.lanes import POOL, Holder, Lanes, numbers, read_all
-from workers.lane import Phase
+from workers.phase import Phase
 
 GIVE_UP_S = 30
 

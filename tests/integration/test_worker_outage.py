@@ -10,7 +10,7 @@ from schemas.log import LogError
 from schemas.records import End, Finished, HandedBack
 from schemas.topics import Topics
 from tests.support.lanes import Holder, Lanes, numbers
-from workers.lane import Phase
+from workers.phase import Phase
 
 GIVE_UP_S = 90
 #: Turns against a dead broker before it comes back: the lane has tried and failed by then.

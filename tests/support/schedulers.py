@@ -26,8 +26,9 @@ from schemas.topics import Topics
 from tests.support.lanes import CountingMeter, Holder, ListedNotes, ManualSlots
 from tests.support.policies import embed_policy
 from tests.support.processes import DEADLINE_S
-from workers.lane import Lane, Phase
+from workers.lane import Lane
 from workers.names import LaneNames
+from workers.phase import Phase
 
 POOL = "chat"
 TIER = "gold"

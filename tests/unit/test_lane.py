@@ -7,7 +7,7 @@ import pytest
 from adapters.memory import CommitFault
 from schemas.records import VERSION, End, Finished, HandedBack, Seen, Usage
 from tests.support.lanes import LaneWorld, numbers
-from workers.lane import Phase
+from workers.phase import Phase
 
 
 def once(*faults: CommitFault) -> Callable[[str], CommitFault | None]:

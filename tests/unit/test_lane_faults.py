@@ -20,7 +20,8 @@ from adapters.memory import CommitFault, MemoryLog
 from schemas.log import Commit, Headers, LogError, OnDelivery, Partition, TransactionalProducer
 from schemas.records import Finished, HandedBack
 from tests.support.lanes import Holder, LaneWorld
-from workers.lane import Lane, Phase
+from workers.lane import Lane
+from workers.phase import Phase
 from workers.takeover import Start, read_start
 
 SEEDS = 200

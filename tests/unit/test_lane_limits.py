@@ -10,7 +10,8 @@ from schemas.records import VERSION, End, Finished, HandedBack, Seen, Usage
 from tests.support.lanes import BUCKETS, POOL, TOPICS, LaneWorld, create_topics, numbers
 from workers.core.progress import OPEN_MAX
 from workers.engine import EngineBatch, EngineOutcome
-from workers.lane import REFRESH_MS, Phase
+from workers.lane import REFRESH_MS
+from workers.phase import Phase
 from workers.ports import Completion
 
 

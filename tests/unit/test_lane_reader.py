@@ -7,7 +7,7 @@ from adapters.memory import MemoryLog
 from schemas.log import Bounds, LogError, Partition, PositionLostError, Reader, Record
 from schemas.records import End, HandedBack
 from tests.support.lanes import LaneWorld, numbers
-from workers.lane import Phase
+from workers.phase import Phase
 from workers.waiting import BACKOFF_MAX_MS, BackOff, is_held
 
 

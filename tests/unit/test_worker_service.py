@@ -5,10 +5,10 @@ import pytest
 from adapters.memory import CommitFault
 from adapters.memory_groups import MemoryMembership
 from schemas.log import Change, FencedError
-from schemas.records import End, HandedBack
+from schemas.records import End, HandedBack, Seen
 from tests.support.lanes import POOL, TOPICS, LaneWorld, ManualSlots, create_topics, numbers
 from workers.engines.simulated import SimulatedEngine, SimulatedSettings
-from workers.lane import Phase
+from workers.phase import Phase
 from workers.ports import Slots
 from workers.service import FENCED_REJOIN_MS, WorkerService, WorkerSettings
 from workers.slots_virtual import VirtualSlots
@@ -98,10 +98,26 @@ def test_a_clean_stop_finishes_what_runs_and_leaves() -> None:
     first.close()
     assert not first.turn()
     assert workers.world.ends() == {"a": End.SUCCEEDED}
+    assert slots_said(workers.world) == [1, 0]
     second = workers.service()
     workers.settle(second)
     assert list(second.lanes) == [0]
     assert numbers(workers.world.said(), HandedBack) == [2]
+    assert slots_said(workers.world) == [1, 0, 1]
+
+
+def slots_said(world: LaneWorld) -> list[int]:
+    return [record.slots for record in world.said() if isinstance(record, Seen)]
+
+
+def test_a_lane_that_was_taken_away_is_not_said_to_have_no_slots() -> None:
+    workers = Workers(lanes=1)
+    service = workers.service("worker-0")
+    workers.settle(service)
+    successor = workers.service("worker-0")
+    workers.settle(successor)
+    service.close()
+    assert slots_said(workers.world) == [1, 1]
 
 
 def test_closing_gives_running_batches_their_grace() -> None:
