@@ -15,6 +15,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 setup: $(VENV)/.ready $(VENV)/.services ## make .venv; see to Java, Redis and Kafka's jars
+	@echo "ready: source $(BIN)/activate"
 
 check: $(VENV)/.ready ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -63,11 +64,13 @@ $(VENV)/.base: pyproject.toml
 	  done; \
 	fi
 	@[ -x $(BIN)/python ] || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "installing Fairlane into $(VENV) (a minute)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
 # What runs the models comes with the tests; a look at the demo needs none of it.
 $(VENV)/.ready: $(VENV)/.base
+	@echo "installing what tests and models need into $(VENV) (300 MB, some minutes)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,dev]'
 	@touch $@
 

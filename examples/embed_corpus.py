@@ -58,6 +58,8 @@ async def embed(corpus: TextIO, out: TextIO, url: str = "") -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in {3, 4}:
+        sys.exit(__doc__)
     source, target, *rest = sys.argv[1:]
     with Path(source).open(encoding="utf-8") as corpus, Path(target).open("w") as out:
         sys.exit(1 if asyncio.run(embed(corpus, out, *rest)) else 0)

@@ -4,6 +4,7 @@ A command imports what it needs when it runs, so that `fairlane --help` is quick
 services stand here for the help alone: `fairlane.__main__` hands them off earlier.
 """
 
+import sys
 from importlib import import_module
 from typing import Annotated
 
@@ -101,6 +102,8 @@ def tail(
 
     with connected() as (log, topics):
         name = reading.full_name(log, topics, topic)
+        if not from_beginning and not no_follow:
+            print(f"waiting for new records of {name}; --from-beginning shows all", file=sys.stderr)
         show = reading.as_json if as_json else reading.as_text
         for record in reading.records(
             log, name, from_beginning=from_beginning, follow=not no_follow, limit=limit

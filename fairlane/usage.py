@@ -52,7 +52,7 @@ def span(window: Window, from_text: str, to_text: str, now_ms: int) -> tuple[int
         if start_ms != time_ms:
             finer = ", ".join(k.value for k in KINDS if bounds(k, time_ms).start_ms == time_ms)
             raise UsageError(
-                f"{option} {text} is inside of a {window.value}, which is summed as a whole: "
+                f"{option} {text} is no beginning of a {window.value}, which is summed as a whole: "
                 f"give its start, {shown(start_ms)}"
                 + (f", or --by {finer}" if finer else "; nothing finer than a minute is kept")
             )
