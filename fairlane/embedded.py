@@ -117,22 +117,11 @@ class Embedded:
 
         Raises FairlaneError: a pool has no engine, its requests would wait for ever.
         """
-        if idle := sorted({pool.name for pool in policy.pools} - engines.keys()):
-            raise FairlaneError(f"no engine for {', '.join(idle)}: each pool of the policy has one")
+        _check_engines(policy, engines)
         clock, self.topics = SystemClock(), Topics("embedded")
         self.log = MemoryLog(clock)
         self._policy, self._clock = policy, clock
-        self.ingress = Ingress(
-            Parts(
-                log=self.log,
-                topics=self.topics,
-                limits=_LocalCharges(clock),
-                index=MemoryIndex(index_bytes),
-                clock=clock,
-                random_bytes=secrets.token_bytes,
-                offload=_in_place,
-            )
-        )
+        self.ingress = _ingress(self.log, self.topics, clock, index_bytes)
         self.scheduler = Scheduler(
             self.log,
             self.topics,
@@ -235,6 +224,25 @@ class Embedded:
                 trim_at_s = loop.time() + TRIM_S
             pause_s = BUSY_S if is_busy else min(2 * pause_s, IDLE_S_MAX)
             await asyncio.sleep(pause_s)
+
+
+def _check_engines(policy: Policy, engines: Mapping[str, Engine]) -> None:
+    if idle := sorted({pool.name for pool in policy.pools} - engines.keys()):
+        raise FairlaneError(f"no engine for {', '.join(idle)}: each pool of the policy has one")
+
+
+def _ingress(memory: MemoryLog, topics: Topics, clock: Clock, index_bytes: int) -> Ingress:
+    return Ingress(
+        Parts(
+            log=memory,
+            topics=topics,
+            limits=_LocalCharges(clock),
+            index=MemoryIndex(index_bytes),
+            clock=clock,
+            random_bytes=secrets.token_bytes,
+            offload=_in_place,
+        )
+    )
 
 
 async def _in_place(call: Callable[[], C]) -> C:

@@ -362,8 +362,8 @@ def test_another_priority_after_a_kill_is_no_other_request_of_the_same_name(tmp_
 
     async def story() -> Tally:
         async with deployment(Engine()) as opened:
-            await killed(opened, tmp_path, rows, priority=100)
-            return await go(opened, tmp_path, rows, priority=900)
+            await killed(opened, tmp_path, rows, priority=100, rows_per_request=1)
+            return await go(opened, tmp_path, rows, priority=900, rows_per_request=1)
 
     assert asyncio.run(story()).failed == 0
     check(tmp_path, rows)
