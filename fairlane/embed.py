@@ -156,7 +156,7 @@ async def _run(run: Run, show: Show, out: Path, *, has_tenant: bool) -> int:
 def _tell_cut(tally: Tally, show: Show) -> None:
     if tally.cut:
         texts = "1 text was" if tally.cut == 1 else f"{tally.cut:,} texts were"
-        show.say(f"{texts} longer than the model reads and cut: the rest says nothing in vectors")
+        show.say(f"{texts} longer than the model reads and cut: the vectors are of what it read")
 
 
 def _show(name: str) -> TerminalShow | PlainShow:

@@ -40,11 +40,6 @@ class Lane:
         self.aside: deque[int] = deque()
         self.until_s = 0.0
 
-    @property
-    def is_working(self) -> bool:
-        """Whether something of it is under way or set aside."""
-        return bool(self.held or self.aside)
-
 
 class Lanes:
     """The tenants of one run."""
@@ -62,6 +57,7 @@ class Lanes:
         self._endpoint, self._outstanding, self._start = endpoint, outstanding, start
         self._has_tenant = has_tenant
         self._lanes: list[Lane] = []
+        self._working: dict[Lane, None] = {}  # in the order in which they began
         self._aside = Aside(folder)
         self._changed = asyncio.Event()
 
@@ -76,6 +72,7 @@ class Lanes:
         while lane.aside or not self._room(lane):
             if self._sets_aside(lane):
                 lane.aside.append(self._aside.put(group))
+                self._working[lane] = None
                 self._fill()
                 return
             await self._change()
@@ -84,6 +81,8 @@ class Lanes:
     def done(self, lane: Lane) -> None:
         """A group of the lane is settled: its room is given back."""
         lane.held -= 1
+        if not lane.held and not lane.aside:
+            del self._working[lane]
         self._fill()
         self._changed.set()
 
@@ -93,7 +92,7 @@ class Lanes:
 
     def waits_for(self) -> str:
         """Whose limits hold the work up; empty: nobody's."""
-        names = [lane.tenant for lane in self._lanes if lane.is_working and self._is_held_up(lane)]
+        names = [lane.tenant for lane in self._working if self._is_held_up(lane)]
         if not names:
             return ""
         if not self._has_tenant:
@@ -103,7 +102,7 @@ class Lanes:
 
     async def drain(self) -> None:
         """Wait until nothing is under way or set aside, then end all queues."""
-        while any(lane.is_working for lane in self._lanes):
+        while self._working:
             self._fill()
             await self._change()
         for lane in self._lanes:
@@ -125,12 +124,12 @@ class Lanes:
 
     def _room(self, lane: Lane) -> bool:
         """Whether a lane may send one more."""
-        working = [other for other in self._lanes if other is lane or other.is_working]
-        share = max(1, self._outstanding // len(working))
+        tenants = len(self._working) + (lane not in self._working)
+        share = max(1, self._outstanding // tenants)
         if lane.held >= share and self._keeps_to_share(lane):
             return False
         taken = 0
-        for other in working:
+        for other in self._working:
             beyond = other.held > share and self._keeps_to_share(other)
             taken += share if beyond else other.held
         return taken < self._outstanding
@@ -140,7 +139,7 @@ class Lanes:
 
     def _fill(self) -> None:
         """Send what was set aside and has room now, of each tenant in turn."""
-        waiting = [lane for lane in self._lanes if lane.aside]
+        waiting = [lane for lane in self._working if lane.aside]
         while waiting:
             waiting = [lane for lane in waiting if lane.aside and self._room(lane)]
             for lane in waiting:
@@ -149,6 +148,7 @@ class Lanes:
 
     def _send(self, lane: Lane, group: Group) -> None:
         lane.held += 1
+        self._working[lane] = None
         self._start(lane, group)
 
     async def _change(self) -> None:

@@ -109,6 +109,7 @@ class Run:
         self._model = Model("", "", 0)
         self._model_number = 0
         self._has_nameless = False
+        self._waits_for = ""
 
     async def go(self, *, has_tenant: bool) -> None:
         """Do all there is to do.
@@ -172,6 +173,7 @@ class Run:
     async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(TELL_S)
+            self._waits_for = self._lanes.waits_for()
             self._tell()
 
     def _finish(self) -> None:
@@ -240,7 +242,7 @@ class Run:
 
     def _tell(self) -> None:
         tally = self.tally
-        self._show.rows(tally.done, tally.failed, tally.embedded, self._lanes.waits_for())
+        self._show.rows(tally.done, tally.failed, tally.embedded, self._waits_for)
 
     # --- requests
 
