@@ -22,7 +22,7 @@ from fairlane import engines
 from fairlane.client import KEY_VARIABLE
 from fairlane.embed_doors import TENANT_DEFAULT, Here, There, tenant_keys
 from fairlane.embed_groups import ROWS_MAX, ROWS_MAX_DEFAULT
-from fairlane.embed_ledger import SHARD_ROWS, SHARD_ROWS_MAX, Ledger
+from fairlane.embed_ledger import SHARD_ROWS, SHARD_ROWS_MAX, Ledger, LedgerError
 from fairlane.embed_parts import Show, StopRunError, Tally, Wishes
 from fairlane.embed_run import FAILED_FILE, Run
 from fairlane.embed_show import PlainShow, TerminalShow
@@ -139,7 +139,7 @@ async def _run(run: Run, show: Show, out: Path, *, has_tenant: bool) -> int:
     tally = run.tally
     try:
         await run.go(has_tenant=has_tenant)
-    except StopRunError as error:
+    except (StopRunError, LedgerError, OSError) as error:  # before the first row or later
         show.say(f"{error}\n{tally.embedded:,} rows were embedded: run it again to go on")
         return EXIT_UNFINISHED
     finally:

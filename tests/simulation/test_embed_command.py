@@ -115,13 +115,18 @@ def test_a_disk_that_takes_no_more_is_told_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
-    [(LedgerError("the ledger is broken"), "the ledger is broken"), (KeyError("x"), "Traceback")],
+    ("call", "error", "said"),
+    [
+        ("fix_shape", LedgerError("the ledger is broken"), "the ledger is broken"),
+        ("add", LedgerError("the ledger is broken"), "the ledger is broken"),
+        ("add", KeyError("x"), "Traceback"),
+    ],
 )
 def test_no_error_in_the_middle_looks_as_if_some_rows_failed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    call: str,
     error: Exception,
     said: str,
 ) -> None:
@@ -131,7 +136,7 @@ def test_no_error_in_the_middle_looks_as_if_some_rows_failed(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairlane.embed_ledger.Ledger.add", broken)
+        patched.setattr(f"fairlane.embed_ledger.Ledger.{call}", broken)
         assert embed(source, out, "--shard-rows", "50") == 3
     told = capsys.readouterr().err
     assert said in told
