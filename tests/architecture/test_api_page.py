@@ -66,4 +66,6 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"stops for {CHUNK_S:g} s, or is not there within {BODY_S:g} s" in single
     assert f"0, the most urgent, to {PRIORITY_MAX}; default {PRIORITY_DEFAULT}" in single
     assert f"1 to {ids.KEY_CHARS_MAX} visible ASCII characters" in single
-    assert f"more than {WAIT_S_MAX:g} is taken as {WAIT_S_MAX:g}" in section("GET /v1/requests/{id}")
+    assert f"more than {WAIT_S_MAX:g} is taken as {WAIT_S_MAX:g}" in section(
+        "GET /v1/requests/{id}"
+    )

@@ -1,4 +1,4 @@
-"""The simulated engine as a model of embeddings: the real wire shape, the same vector for a text."""
+"""The simulated engine as a model of embeddings: the real wire shape, one vector a text."""
 
 import json
 import math

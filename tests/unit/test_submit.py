@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from adapters.memory import MemoryLog
 from fairlane.errors import FairlaneError
+from fairlane.patience import Pacer
 from fairlane.submit import (
     EXIT_DONE,
     EXIT_SOME_FAILED,
     EXIT_UNFINISHED,
     MISSES_MAX,
     TRIES_MAX,
-    Pacer,
     command,
     submit_file,
 )

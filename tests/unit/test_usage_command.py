@@ -205,8 +205,16 @@ def test_without_ends_it_is_this_month_up_to_the_window_of_now() -> None:
 @pytest.mark.parametrize(
     ("window", "ends", "message"),
     [
-        (Window.DAY, ("2026-03-31T10:00", ""), r"no beginning of a day.*T00:00, or --by minute, hour"),
-        (Window.MONTH, ("", "2026-03-31"), r"--to 2026-03-31 is no beginning of a month.*2026-03-01"),
+        (
+            Window.DAY,
+            ("2026-03-31T10:00", ""),
+            r"no beginning of a day.*T00:00, or --by minute, hour",
+        ),
+        (
+            Window.MONTH,
+            ("", "2026-03-31"),
+            r"--to 2026-03-31 is no beginning of a month.*2026-03-01",
+        ),
         (Window.MINUTE, ("2026-03-31T10:00:30", ""), r"nothing finer than a minute"),
         (Window.DAY, ("2026-03-31", "2026-03-31"), r"is not after"),
     ],
