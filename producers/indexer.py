@@ -9,6 +9,7 @@ front of another one (the index was lost) a day of results is read again.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 
 from producers.ports import Clock, Index, Offload
 from schemas.codec import DecodeError, decode_header, passed_through
@@ -44,8 +45,13 @@ class Indexer:
         clock: Clock,
         offload: Offload,
         instance: str | None,
+        ended: Callable[[Iterable[RequestName]], None],
     ) -> None:
-        """`instance` names a static member; nothing is joined before the first turn."""
+        """Join nothing before the first turn.
+
+        `instance` names a static member; `ended` is told the requests that were indexed.
+        """
+        self._ended = ended
         self._log, self._topics, self._index = the_log, topics, index
         self._clock, self._offload = clock, offload
         # Who shares the work, and where it stands, are two groups: Kafka takes a commit from
@@ -75,6 +81,7 @@ class Indexer:
             return 0
         count = len(self._endings)
         await self._index.finish(self._endings)
+        self._ended(ending.name for ending in self._endings)
         await self._offload(self._commit)
         return count
 

@@ -108,11 +108,17 @@ class Ingress:
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
         self._keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
+        self._room = WaitRoom(parts.index)
         self._indexer = Indexer(
-            parts.log, parts.topics, parts.index, parts.clock, parts.offload, parts.instance
+            parts.log,
+            parts.topics,
+            parts.index,
+            parts.clock,
+            parts.offload,
+            parts.instance,
+            self._room.ended,
         )
         self._bodies = Bodies(parts.log, parts.offload)
-        self._room = WaitRoom(parts.index)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._intake = Intake(
             self._publisher, self._keeper, parts.index, self._refusals, parts.topics, parts.clock
