@@ -3,7 +3,8 @@
 One operation is one text embedded: read by `fairlane embed`, sent over HTTP with others of
 its tenant, scheduled, run by the engine `embed`, written to a Parquet shard. 5,000 texts of
 three tenants (benchmarks/corpus.py); a fourth tenant sends one short text a second to the
-same endpoint all the time. One ingress, one scheduler, two workers of one thread each.
+same endpoint all the time. One ingress, one scheduler, one worker with two threads
+and two slots, so that it has the next batch when one is done.
 
 First the bare loop on the same texts: ONNX Runtime and the tokenizer, nothing else, a text
 at a time, once with two threads inside each run and once with two runs side by side; the
@@ -59,7 +60,7 @@ CORPUS = ("docs", "topics", "licences")
 IDLE_S = 90
 POLICY = Policy(
     tiers=(Tier(name="standard"),),
-    pools=(Pool(name="embed", lanes=2, prefetch=0),),
+    pools=(Pool(name="embed", lanes=1, prefetch=0),),
     endpoints=(
         Endpoint(
             name="embed",
@@ -77,7 +78,7 @@ POLICY = Policy(
     ),
     tenants=tuple(Tenant(name=name, tiers=("standard",)) for name in (*CORPUS, NEIGHBOUR)),
 )
-WORKERS = ("worker-0", "worker-1")
+WORKER = "worker-0"
 
 #: Texts in a call of the engine alone, about as many as a batch holds.
 ALONE_TEXTS = 64
@@ -284,11 +285,11 @@ def run(count: int, idle_s: int) -> dict[str, Any]:
     with Deployment(POLICY, benchmark=False) as deployment:
         source = deployment.folder / "corpus.jsonl"
         source.write_text("".join(json.dumps(text._asdict()) + "\n" for text in corpus))
-        worker = ("worker", "--pool", "embed", "--engine", "embed", "--threads", "1")
+        worker = ("worker", "--pool", "embed", "--engine", "embed", "--threads", "2")
         processes = {
             "scheduler-0": ("scheduler",),
             "ingress-0": ("ingress", "--port", str(deployment.http_port)),
-            **dict.fromkeys(WORKERS, worker),
+            WORKER: (*worker, "--slots", "2"),
         }
         for name, arguments in processes.items():
             deployment.define(name, *arguments, "--instance", name)
@@ -330,8 +331,8 @@ def measured(
     before = len(results(deployment))
     command = Command(deployment, source, deployment.folder / "killed", api)
     wait_for_inputs(deployment, before, best.tokens // 3)
-    deployment.kill(WORKERS[0])
-    deployment.start(WORKERS[0])
+    deployment.kill(WORKER)
+    deployment.start(WORKER)
     wait_for_inputs(deployment, before, best.tokens * 2 // 3)
     command.kill()
     command.start()
@@ -343,7 +344,7 @@ def measured(
         **{name: max(calm[name], killed[name]) for name in ("missing", "doubled")},
         "rows": min(calm["rows"], killed["rows"]),
         "worst_cosine": min(calm["worst_cosine"], killed["worst_cosine"]),
-        "killed": [WORKERS[0], "fairlane embed"],
+        "killed": [WORKER, "fairlane embed"],
         "results_doubled": sum(1 for count in ids.values() if count > 1),
         "tokens_per_s": round(best.tokens / flow_s),
         "tokens_per_s_ratio": round(best.tokens / flow_s / best.tokens_per_s, 3),
