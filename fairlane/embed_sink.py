@@ -186,8 +186,3 @@ def _key(row: Embedding) -> Key:
 def _hidden(path: Path) -> Path:
     """Where a shard is until it is recorded; readers of Parquet pass such names over."""
     return path.with_name(f".{path.name}.tmp")
-
-
-def shards_of(folder: Path) -> list[Path]:
-    """Files of the shards in a DEST, by number."""
-    return sorted(folder.glob("shard-*.parquet"))
