@@ -6,6 +6,7 @@ Most tests share one deployment and its process, in any order; who kills it star
 import random
 import signal
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,8 +89,13 @@ class World:
         return read(self.log, self.topics).sums
 
     def is_right(self) -> bool:
-        sums = [total for total in self.counted() if total.tenant != INITECH[0]]
-        return tokens(sums) == expected(self.batches, Window)
+        """All is counted, once. What was just committed is visible some milliseconds later."""
+        right = expected(self.batches, Window)
+        until(lambda: self._tokens() == right, "every batch is counted once")
+        return self._tokens() == right
+
+    def _tokens(self) -> Counter[tuple[object, ...]]:
+        return tokens(total for total in self.counted() if total.tenant != INITECH[0])
 
     def close(self) -> None:
         self.processes.close()

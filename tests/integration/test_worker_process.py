@@ -56,7 +56,7 @@ class Processes:
 
     def holders(self) -> int:
         """How many times the lane was taken."""
-        return sum(isinstance(said, Seen) for said in self.lanes.said())
+        return sum(isinstance(said, Seen) and said.slots > 0 for said in self.lanes.said())
 
     def close(self) -> None:
         for process in self._started:
