@@ -7,8 +7,12 @@ And it commits an offset when all offsets before it were acknowledged, of which 
 only some: each transaction leaves a marker, an aborted one its records. Faust keeps the
 rest as intervals, at a cost that grows with their square, and commits one interval at a
 time. The accounting acknowledges in the order of the lane, so the greatest is enough.
+
+And where nothing is committed, or 0, its client does not seek at all when counting begins.
+What it had fetched until then was thrown away, so a lane would begin in the middle.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from faust.transport.drivers import aiokafka as faust_driver
@@ -28,6 +32,20 @@ class CommittedThread(faust_driver.AIOKafkaConsumerThread):
         assert consumer._isolation_level in {"read_uncommitted", _COMMITTED}  # noqa: SLF001
         consumer._isolation_level = _COMMITTED  # noqa: SLF001
         return consumer
+
+    async def seek_to_committed(self) -> Mapping[TP, int]:
+        """Go to what is committed, or to the beginning of a lane where nothing is."""
+        committed: Mapping[TP, int] = await self.call_thread(self._seek_to_committed)
+        return committed
+
+    async def _seek_to_committed(self) -> Mapping[TP, int]:
+        consumer = self._ensure_consumer()
+        committed: Mapping[TP, int] = await consumer.seek_to_committed()
+        is_read = self.consumer.app.topics.acks_enabled_for
+        unsought = [tp for tp, offset in committed.items() if not offset and is_read(tp.topic)]
+        if unsought:
+            await consumer.seek_to_beginning(*unsought)
+        return committed
 
 
 class Consumer(faust_driver.Consumer):

@@ -161,6 +161,13 @@ def test_offsets_are_committed_over_markers_and_aborted_records(world: World) ->
     reader.close()
 
 
+def test_what_stood_there_before_the_first_start_is_counted(fresh: World) -> None:
+    fresh.finish(10)
+    process = fresh.start()
+    assert fresh.is_right()
+    assert process.stop() == 0
+
+
 def test_reading_again_from_the_beginning_counts_nothing_twice(fresh: World) -> None:
     process = fresh.start()
     fresh.finish(10)
