@@ -7,8 +7,9 @@ same endpoint all the time. One ingress, one scheduler, one worker with two thre
 and two slots, so that it has the next batch when one is done.
 
 First the bare loop on the same texts: ONNX Runtime and the tokenizer, nothing else, a text
-at a time, once with two threads inside each run and once with two runs side by side; the
-faster one is the ceiling, its vectors are the reference. The engine alone, which packs texts
+at a time, once with two threads inside each run, which is the plain loop and the runtime's
+default here, and once with two runs side by side; the faster one is the ceiling
+(`tokens_per_s_ratio`), its vectors are the reference. The engine alone, which packs texts
 into rows, is measured beside it. Then the fourth tenant alone on the idle system, then the
 corpus (throughput and neighbour), then the corpus again into another folder while a worker
 and then the command itself are killed with kill -9 and started again.
@@ -298,7 +299,10 @@ def run(count: int, idle_s: int) -> dict[str, Any]:
         tenants = (*CORPUS, NEIGHBOUR)
         api = {name: keys.create(deployment.log, deployment.topics, name, 0) for name in tenants}
         return {
-            **measured(deployment, source, api, best, idle_s),
+            **(figures := measured(deployment, source, api, best, idle_s)),
+            "tokens_per_s_ratio_of_plain_loop": round(
+                figures["tokens_per_s"] / loops[0].tokens_per_s, 3
+            ),
             "bare_tokens_per_s": {loop.name: round(loop.tokens_per_s) for loop in loops},
             "engine_alone_tokens_per_s": round(alone),
             "tokens": best.tokens,
