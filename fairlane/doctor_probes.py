@@ -136,8 +136,15 @@ def _no_machine(why: str) -> Machine:
 
 
 def absent(modules: Iterable[str]) -> tuple[str, ...]:
-    """Those modules that can't be imported; none is."""
-    return tuple(name for name in modules if importlib.util.find_spec(name) is None)
+    """Those modules that can't be imported; none is.
+
+    One that is imported already is there; it may have taken its own description away.
+    """
+    return tuple(
+        name
+        for name in modules
+        if sys.modules.get(name) is None and importlib.util.find_spec(name) is None
+    )
 
 
 def look_at_settings(environ: Mapping[str, str], folder: Path) -> tuple[Where, Settings | None]:

@@ -2,10 +2,12 @@
 
 import json
 import socket
+import sys
 import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -476,6 +478,13 @@ def test_without_addresses_nothing_is_asked(tmp_path: Path) -> None:
     assert "fairlane up" in found.where.error
     assert (found.kafka, found.redis, found.published) == (None, None, None)
     assert any("FAIRLANE_KAFKA_JARS" in line for line in found.machine.stack_missing)
+
+
+def test_a_module_that_hides_its_description_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    nameless = ModuleType("nameless")
+    nameless.__spec__ = None
+    monkeypatch.setitem(sys.modules, "nameless", nameless)
+    assert absent(["nameless", "json", "no_such_module"]) == ("no_such_module",)
 
 
 def test_extras_are_the_projects() -> None:
