@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from scheduler.core.apply import Arrival
 from scheduler.core.cycle import BatchOut, Cycle
-from scheduler.core.state import Live, State
+from scheduler.core.state import State
+from scheduler.core.tenants import Live
 from scheduler.inputs import Body, Fault
 from schemas.codec import HEADER, header, join
 from schemas.log import Headers, TooLargeError, check_record

@@ -92,7 +92,7 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
     for record, decision in story.decisions:
         _apply_again(state, record, decision, arrivals)
     kept = {}
-    for key in state.live:
+    for key in [live.key for live in state.lives()]:
         index = key >> 44
         offset = key & ((1 << 44) - 1)
         kept[key] = bodies[state.parts[index].partition, offset]

@@ -192,13 +192,13 @@ class Shard:
 
     def _forget_bodies(self, cycle: Cycle, taken: Taken) -> None:
         """Drop the bodies of what is not live any more."""
-        live = self.state.live
+        find = self.state.find
         for ended, _ in cycle.ended:
             self._bodies.pop(ended.key, None)
         for requests in taken.inputs.requests:
             index = self.state.part_of[requests.topic, requests.partition]
             for arrival in requests.arrivals:
-                if index << 44 | arrival.offset not in live:
+                if find(index << 44 | arrival.offset) is None:
                     self._bodies.pop(index << 44 | arrival.offset, None)
         for _, _, record in taken.inputs.workers:
             for outcome in getattr(record, "outcomes", ()):

@@ -24,12 +24,14 @@ class CostModel(StrEnum):
 
     REQUEST = "request"
     TOKEN = "token"  # noqa: S105 - a unit, no secret
+    ADAPTIVE = "adaptive"
 
 
 class Fairness(StrEnum):
     """How a pool chooses among the tenants of a tier."""
 
     DRR = "drr"
+    VTC = "vtc"
     FIFO = "fifo"  # a control: one queue by priority, deadline, arrival
 
 
@@ -49,6 +51,7 @@ class Tier(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A class of service."""
 
     name: str
+    floor: int = 0
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -92,6 +95,13 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     weight: int = 1
     requests_per_minute: int | None = None
     inputs_max: int = 0
+    token_us: int = 0
+    service_ms_max: int = 60_000
+    overtake_max: int = 8
+    half_life_ms: int = 60_000
+    in_flight: int | None = None
+    burst: int = 0
+    waiting: int | None = None
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,6 +114,11 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tiers: tuple[str, ...]
     weight: int = 1
     requests_per_minute: dict[str, int] = field(default_factory=dict)
+    parent: str = ''
+    aging_ms: int = 0
+    in_flight: dict[str, int] = field(default_factory=dict)
+    burst: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     LOST_BY_LOG = "lost_by_log"
     DUPLICATE = "duplicate"
+    WAITING_LIMIT = "waiting_limit"
 
 
 class Advice(NamedTuple):
@@ -55,6 +56,7 @@ class Advice(NamedTuple):
 
 
 TABLE: dict[Reason, Advice] = {
+    Reason.WAITING_LIMIT: Advice(429, Retry.LATER, "x"),
     Reason.UNAUTHENTICATED: Advice(
         401, Retry.NEVER, "Send a valid key as 'Authorization: Bearer <key>'."
     ),

@@ -214,7 +214,24 @@ class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
     offset: int
 
 
-ControlRecord = Cancel
+class Pause(Struct, array_like=True, tag="pause", frozen=True):
+    v: int
+    tenant: str
+    endpoint: str
+    until_ms: int = 0
+
+
+class Resume(Struct, array_like=True, tag="resume", frozen=True):
+    v: int
+    tenant: str
+    endpoint: str
+
+class Unpaused(Struct, array_like=True, tag="unpaused", frozen=True):
+    tenant: str
+    endpoint: str
+
+
+ControlRecord = Cancel | Pause | Resume
 
 
 # --- refusals: why somebody was not let in
@@ -333,6 +350,8 @@ class Picked(Struct, array_like=True, tag="picked", frozen=True):
     cost: int
     round: int = 0
     seat: int = 0
+    inner_round: int = 0
+    inner_seat: int = 0
 
 
 class Sealed(Struct, array_like=True, tag="sealed", frozen=True):
@@ -350,6 +369,7 @@ Step = (
     | Read
     | Arrived
     | TopicMet
+    | Unpaused
     | Ended
     | Requeued
     | Released

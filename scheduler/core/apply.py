@@ -9,40 +9,73 @@ on would mean a lost or a doubled request.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scheduler.core.pick.order import order
+from scheduler.core.pick.tier import credits_after
 from scheduler.core.queues import (
     close,
     dequeue,
     enqueue,
+    forget,
+    hold,
+    land,
+    learn,
+    limit,
+    pick,
+    queue_of,
     remember,
+    reseat_tenant,
     set_aside,
     settle,
     true_cost,
+    unhold,
 )
 from scheduler.core.repolicy import set_policy
-from scheduler.core.state import CANCELS_MAX, RECENT_MAX, Flight, Lane, Live, State, Status
+from scheduler.core.state import (
+    CANCELS_MAX,
+    OFFSET_BITS,
+    RECENT_MAX,
+    Flight,
+    Lane,
+    Part,
+    Ring,
+    State,
+    estimate,
+)
+from scheduler.core.tenants import Live, Status, TenantQueue
+from schemas.policy import CostModel
+from schemas.policy_check import INPUTS_MAX
 from schemas.reasons import Reason
 from schemas.records import (
     Arrived,
     Cancel,
+    ControlRecord,
     ControlSaid,
+    End,
     Ended,
     Finished,
     HandedBack,
+    Outcome,
+    Pause,
     Picked,
     PolicySet,
     Read,
     Released,
     Request,
     Requeued,
+    Resume,
     Sealed,
     Seen,
     Started,
     Step,
     TopicMet,
+    Unpaused,
     WorkerSaid,
     pack_key,
     unpack_key,
 )
+
+#: Pauses that are remembered; more are not made.
+PAUSES_MAX = 100_000
 
 
 class Arrival(NamedTuple):
@@ -67,7 +100,9 @@ class StateMismatchError(Exception):
         super().__init__(f"shard {state.shard}, decision {self.seq}: {why}; the step is {step!r}")
 
 
-def apply(state: State, step: Step, arrivals: Sequence[Arrival] = ()) -> None:
+def apply(  # noqa: C901 - one case a step
+    state: State, step: Step, arrivals: Sequence[Arrival] = ()
+) -> None:
     """Change `state` as `step` says.
 
     Args:
@@ -95,9 +130,12 @@ def apply(state: State, step: Step, arrivals: Sequence[Arrival] = ()) -> None:
             _requeued(state, step)
         case Released():
             live = _live(state, step, step.key, Status.HELD)
+            unhold(state, live)
             enqueue(state, live)
         case ControlSaid():
-            _cancel(state, step.record)
+            _control(state, step.record)
+        case Unpaused():
+            _pause(state, step.tenant, step.endpoint, None)
         case TopicMet():
             state.topics[step.topic] = step.id
         case PolicySet():
@@ -105,7 +143,7 @@ def apply(state: State, step: Step, arrivals: Sequence[Arrival] = ()) -> None:
 
 
 def _live(state: State, step: Step, key: int, *statuses: Status) -> Live:
-    live = state.live.get(key)
+    live = state.find(key)
     if live is None:
         raise StateMismatchError(state, step, f"request {place(state, key)} is not live")
     if live.status not in statuses:
@@ -131,25 +169,78 @@ def place(state: State, key: int) -> str:
 
 def _picked(state: State, step: Picked) -> None:
     live = _live(state, step, step.key, Status.WAITING)
+    _check_pick(state, step, live)
+    picked(state, step, live)
+
+
+def picked(state: State, step: Picked, live: Live) -> None:
+    """A pick that fits the state, as one does that was just chosen."""
+    ring = live.queue.ring
+    assert ring is not None
+    if ring.pool.has_floors:
+        _earn(ring, step.cost)
+    pick(state, live, step.cost, step.round, step.inner_round)
+    state.open.append(live)
+    state.open_costs.append(step.cost)
+
+
+def _earn(picked_from: Ring, cost: int) -> None:
+    """What tiers with a floor earn or spend by a pick."""
+    rings = list(picked_from.pool.rings.values())
+    after = credits_after(
+        rings.index(picked_from),
+        cost,
+        [ring.waiting > 0 for ring in rings],
+        [ring.floor for ring in rings],
+        [ring.credit for ring in rings],
+    )
+    for ring, credit in zip(rings, after, strict=True):
+        ring.credit = credit
+
+
+def _check_pick(state: State, step: Picked, live: Live) -> None:
+    """What was chosen is the head of a queue that has a seat, at its cost."""
     queue = live.queue
-    assert queue is not None
-    if step.cost != live.cost:
-        raise StateMismatchError(state, step, f"its cost is {live.cost}, not {step.cost}")
+    ring, family = queue.ring, queue.family
+    if queue.seated is None or ring is None or (family is not None and family.seated is None):
+        raise StateMismatchError(state, step, f"{live.tenant} is blocked")
     if queue.head() is not live:
         why = f"{live.id} is not the head of {live.tenant}: {queue.head().id} is"
         raise StateMismatchError(state, step, why)
-    account = queue.account
-    if step.seat != account.seat:
-        why = f"{live.tenant} sits on seat {account.seat}, not {step.seat}"
+    cost = queue.cost(live)
+    if step.cost != cost:
+        raise StateMismatchError(state, step, f"its cost is {cost}, not {step.cost}")
+    _check_turn(state, step, live, cost)
+
+
+def _check_turn(state: State, step: Picked, live: Live, cost: int) -> None:
+    """The seats and turns in the step are those that the selectors give."""
+    queue = live.queue
+    family, seated = queue.family, queue.seated
+    assert seated is not None
+    seat, turn = step.seat, step.round
+    if family is not None:
+        assert family.seated is not None
+        _check_seat(state, step, family.use.tenant, family.account.seat, seat)
+        if turn >= 0:
+            can_be = family.seated.turn_of(family, cost)
+            _check_round(state, step, family.use.tenant, can_be, turn)
+            turn = step.inner_round
+        seat = step.inner_seat
+    _check_seat(state, step, live.tenant, queue.account.seat, seat)
+    if turn >= 0:
+        _check_round(state, step, live.tenant, seated.turn_of(queue, cost), turn)
+
+
+def _check_seat(state: State, step: Step, tenant: str, has: int, seat: int) -> None:
+    if seat != has:
+        raise StateMismatchError(state, step, f"{tenant} sits on seat {has}, not {seat}")
+
+
+def _check_round(state: State, step: Step, tenant: str, can_be: int, turn: int) -> None:
+    if turn != can_be:
+        why = f"{tenant} can be served in round {can_be}, not {turn}"
         raise StateMismatchError(state, step, why)
-    selector = queue.ring.selector
-    turn = selector.turn_of(queue, live.cost)
-    if step.round != turn:
-        why = f"{live.tenant} can be served in round {turn}, not {step.round}"
-        raise StateMismatchError(state, step, why)
-    selector.charge(queue, step.cost, step.round)
-    dequeue(state, live, Status.PICKED)
-    state.open.append(live)
 
 
 def _sealed(state: State, step: Sealed) -> None:
@@ -159,14 +250,13 @@ def _sealed(state: State, step: Sealed) -> None:
     lane = _lane(state, step, step.pool, step.lane)
     for live in state.open:
         live.status = Status.DISPATCHED
-        live.batch = (step.pool, step.lane, step.number)
     pool = state.pools[step.pool]
-    charged = [(live.key, live.cost) for live in state.open]
-    lane.flights[step.number] = Flight(charged, pool.endpoint.cost)
-    state.open = []
+    charged = [(live.key, cost) for live, cost in zip(state.open, state.open_costs, strict=True)]
+    lane.flights[step.number] = Flight(charged, pool.unit)
+    state.open, state.open_costs = [], []
     state.next_number += 1
     for ring in pool.rings.values():
-        ring.selector.compact(len(ring.queues))
+        ring.base.compact(len(ring.queues))
 
 
 def _lane(state: State, step: Step, pool: str, lane: int) -> Lane:
@@ -181,6 +271,7 @@ def _arrived(state: State, step: Arrived, arrivals: Sequence[Arrival]) -> None:
     if state.parts[index].position != step.start:
         position = state.parts[index].position
         raise StateMismatchError(state, step, f"the position there is {position}")
+    part = state.parts[index]
     refused = dict(step.refused)
     for arrival in arrivals:
         reason = refused.get(arrival.offset)
@@ -188,7 +279,7 @@ def _arrived(state: State, step: Arrived, arrivals: Sequence[Arrival]) -> None:
             if arrival.meta is None:
                 why = f"offset {arrival.offset} can't be read any more: {arrival.detail}"
                 raise StateMismatchError(state, step, why)
-            admit(state, index, arrival)
+            admit(state, index, arrival, find_queue(state, part, arrival.meta))
         else:
             refuse(state, index, arrival, reason)
     move_on(state, index, step.stop)
@@ -196,6 +287,7 @@ def _arrived(state: State, step: Arrived, arrivals: Sequence[Arrival]) -> None:
 
 def move_on(state: State, index: int, stop: int) -> None:
     """Everything below `stop` has been taken in: cancels that waited for it are done with."""
+    forget(state)
     part = state.parts[index]
     part.position = stop
     pending = state.cancels.get(part.partition)
@@ -204,19 +296,49 @@ def move_on(state: State, index: int, stop: int) -> None:
             del pending[offset]
 
 
-def admit(state: State, index: int, arrival: Arrival) -> None:
-    """Take a request in: live, timed, eligible."""
+def find_queue(state: State, part: Part, meta: Request) -> TenantQueue:
+    """The queue that a request of this partition belongs to; what runs is remembered."""
+    tenants = part.known.get(meta.endpoint)
+    if tenants is None:
+        tenants = part.known[meta.endpoint] = {}
+    queue = tenants.get(meta.tenant)
+    if queue is None:
+        queue = queue_of(state, meta.tenant, meta.endpoint, part.tier)
+        if queue.ring is not None:
+            tenants[meta.tenant] = queue
+    return queue
+
+
+def admit(state: State, index: int, arrival: Arrival, queue: TenantQueue) -> None:
+    """Take a request in: live, timed, eligible unless no policy knows it yet."""
+    live = new_live(state, index << OFFSET_BITS | arrival.offset, arrival, queue)
+    state.parts[index].window.put(arrival.offset, live)
+    state.ids[live.id] = live
+    if queue.ring is None:
+        hold(state, live)
+    else:
+        enqueue(state, live)
+    state.watch(live)
+
+
+def new_live(state: State, key: int, arrival: Arrival, queue: TenantQueue) -> Live:
+    """A request as its record says, estimated as the policy says."""
     meta = arrival.meta
     assert meta is not None
-    part = state.parts[index]
-    key = pack_key(index, arrival.offset)
-    live = Live(key, part.tier, meta, arrival.size, arrival.timestamp_ms)
-    state.estimate(live, state.endpoints[meta.endpoint])
-    state.live[key] = live
-    state.ids[live.id] = key
-    part.outstanding.append(arrival.offset)
-    state.watch(live)
-    enqueue(state, live)
+    ring = queue.ring
+    aging_ms = state.tenants[meta.tenant].aging_ms if ring is not None else 0
+    # inputs: as it was let in; a policy that now lets fewer in makes it no cheaper
+    live = Live(
+        meta.id,
+        queue,
+        order(meta.priority, meta.deadline_ms, arrival.timestamp_ms, key, aging_ms),
+        arrival.size,
+        meta.input_tokens + meta.output_tokens_max,
+        min(max(1, meta.inputs), INPUTS_MAX),
+    )
+    if ring is not None:
+        live.tokens = estimate(live, ring.pool.endpoint)
+    return live
 
 
 def refuse(state: State, index: int, arrival: Arrival, reason: str) -> None:
@@ -241,31 +363,60 @@ def _worker_said(state: State, step: WorkerSaid) -> None:
     match record:
         case Seen():
             lane.slots = record.slots
+            state.pools[step.pool].measure()
         case Started():
             flight = lane.flights.get(record.number)
             if flight is not None:  # advice may come late, and from a zombie
                 flight.started = True
         case Finished():
-            flight = _land(state, step, lane, record.number)
-            if [key for key, _ in flight.charged] != [o.key for o in record.outcomes]:
-                raise StateMismatchError(state, step, "its requests are not those of the batch")
-            for (key, cost), outcome in zip(flight.charged, record.outcomes, strict=True):
-                live = _live(state, step, key, Status.DISPATCHED)
-                _settle(state, live, flight, true_cost(flight.unit, cost, outcome) - cost)
-                close(state, live)
+            _finished(state, step, lane, record)
         case HandedBack():
             flight = _land(state, step, lane, record.number)
             for key, cost in flight.charged:
                 live = _live(state, step, key, Status.DISPATCHED)
-                live.attempt += flight.started
+                if flight.started:
+                    live.remember().attempt += 1
                 _settle(state, live, flight, -cost)
                 set_aside(state, live)
+                land(state, live)
+
+
+def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
+    flight = _land(state, step, lane, record.number)
+    if [key for key, _ in flight.charged] != [outcome.key for outcome in record.outcomes]:
+        raise StateMismatchError(state, step, "its requests are not those of the batch")
+    unit = flight.unit
+    shares = _shares(record.outcomes) if unit is CostModel.ADAPTIVE else ()
+    for number, (key, cost) in enumerate(flight.charged):
+        outcome = record.outcomes[number]
+        live = _live(state, step, key, Status.DISPATCHED)
+        service_ms = shares[number] if shares else 0
+        surcharge = true_cost(unit, cost, outcome, service_ms) - cost
+        if service_ms and outcome.end is End.SUCCEEDED:
+            learn(state, live, service_ms)
+        if surcharge:
+            _settle(state, live, flight, surcharge)
+        close(state, live)
+        land(state, live)
+    forget(state)
+
+
+def _shares(outcomes: Sequence[Outcome]) -> list[int]:
+    """Each request's part of the time of its batch, milliseconds: by its tokens.
+
+    Engines say the time of the batch, or of each request in it: either way a request pays
+    as much of what it said as it has of the batch's tokens.
+    """
+    total = sum(outcome.usage.tokens for outcome in outcomes)
+    if len(outcomes) == 1 or not total:
+        return [outcome.usage.service_ms // len(outcomes) for outcome in outcomes]
+    return [outcome.usage.service_ms * outcome.usage.tokens // total for outcome in outcomes]
 
 
 def _settle(state: State, live: Live, flight: Flight, surcharge: int) -> None:
     """Settle in the unit of the charge, or not at all."""
-    endpoint = state.endpoints.get(live.endpoint)
-    if endpoint is not None and endpoint.cost is flight.unit:
+    ring = live.queue.ring
+    if ring is not None and ring.pool.unit is flight.unit:
         settle(state, live, surcharge)
 
 
@@ -280,18 +431,20 @@ def _ended(state: State, step: Ended) -> None:
     live = _live(state, step, step.key, Status.WAITING, Status.HELD, Status.RETURNED)
     if live.status is Status.WAITING:
         dequeue(state, live, Status.RETURNED)
+    elif live.status is Status.HELD:
+        unhold(state, live)
     close(state, live)
 
 
 def _requeued(state: State, step: Requeued) -> None:
     live = _live(state, step, step.key, Status.RETURNED)
     del state.returned[live.key]
-    live.attempt = step.attempt
     state.watch(live)
+    if step.attempt:
+        live.remember().attempt = step.attempt
     if step.not_before_ms > state.now_ms:
-        live.status = Status.HELD
-        live.not_before_ms = step.not_before_ms
-        state.hold(live)
+        live.remember().not_before_ms = step.not_before_ms
+        hold(state, live)
     else:
         enqueue(state, live)
 
@@ -303,9 +456,31 @@ def find_live(state: State, topic: str, partition: int, offset: int) -> Live | N
         return None
     key = pack_key(index, offset)
     twin = state.aliases.get(key)
-    if twin is not None:
-        key = state.ids.get(twin, -1)
-    return state.live.get(key)
+    return state.find(key) if twin is None else state.ids.get(twin)
+
+
+def _control(state: State, record: ControlRecord) -> None:
+    match record:
+        case Cancel():
+            _cancel(state, record)
+        case Pause():
+            _pause(state, record.tenant, record.endpoint, record.until_ms)
+        case Resume():
+            _pause(state, record.tenant, record.endpoint, None)
+
+
+def _pause(state: State, tenant: str, endpoint: str, until_ms: int | None) -> None:
+    """Pause until then (0: until resumed), or resume (None)."""
+    if until_ms is None:
+        state.pauses.pop((tenant, endpoint), None)
+    elif len(state.pauses) < PAUSES_MAX:
+        state.pauses[tenant, endpoint] = until_ms
+    for pool in state.pools.values():
+        if endpoint in ("", pool.endpoint.name):
+            uses = pool.uses.values() if not tenant else [pool.uses[tenant]] * (tenant in pool.uses)
+            for use in list(uses):
+                limit(state, pool, use)
+                reseat_tenant(state, use)
 
 
 def _cancel(state: State, record: Cancel) -> None:
@@ -320,4 +495,4 @@ def _cancel(state: State, record: Cancel) -> None:
         return
     live = find_live(state, record.topic, record.partition, record.offset)
     if live is not None and live.status is Status.DISPATCHED:
-        live.cancelled = True
+        live.remember().cancelled = True

@@ -16,10 +16,11 @@ from heapq import heappop
 
 from scheduler.core import apply as applied
 from scheduler.core.apply import Arrival, apply
-from scheduler.core.pick.tier import first_ready
+from scheduler.core.pick.tier import first_with_floors
 from scheduler.core.queues import why_not
-from scheduler.core.state import Live, PoolState, State, Status, TenantQueue
-from schemas.policy import PolicyError, decode_policy
+from scheduler.core.state import UNKNOWN_MAX, Part, PoolState, Ring, State, is_eligible
+from scheduler.core.tenants import Family, Live, Status, TenantQueue
+from schemas.policy import CostModel, PolicyError, decode_policy
 from schemas.policy_check import check
 from schemas.reasons import Reason
 from schemas.records import (
@@ -37,6 +38,7 @@ from schemas.records import (
     Sealed,
     Step,
     TopicMet,
+    Unpaused,
     WorkerRecord,
     WorkerSaid,
 )
@@ -48,6 +50,8 @@ STEPS_MAX = 12_000
 BODY_BYTES_MAX = 32_000_000
 #: Bytes of a policy: it is recorded by value.
 POLICY_BYTES_MAX = 400_000
+#: The round of a pick that fills the rest of a batch before the one whose turn it is.
+OVERTAKING = -1
 #: First pause before another attempt after a worker died on a request; doubles each time.
 BACKOFF_MS = 100
 #: The longest.
@@ -138,8 +142,8 @@ def run_cycle(state: State, inputs: Inputs, now_ms: int) -> Cycle:
     _timers(state, cycle)
     for requests in inputs.requests:
         _requests(state, cycle, requests)
-    for name, filled in state.pools.items():
-        _fill_batches(state, cycle, name, filled)
+    for pool_state in state.pools.values():
+        _fill_batches(state, cycle, pool_state)
     if not cycle.steps:
         state.now_ms = before_ms
     return cycle
@@ -184,13 +188,27 @@ def _policy_faults(state: State, document: bytes) -> list[str]:
 
 def _control(state: State, cycle: Cycle, record: ControlRecord) -> None:
     _take(state, cycle, ControlSaid(record))
+    if not isinstance(record, Cancel):
+        return
     live = applied.find_live(state, record.topic, record.partition, record.offset)
     if live is None:
         return
     if live.status is not Status.DISPATCHED:
         _end(state, cycle, live, Reason.CANCELLED)
-    elif live.batch is not None:
-        cycle.cancels.append((*live.batch, live.key))
+    else:
+        cycle.cancels.append((*_flight_of(state, live), live.key))
+
+
+def _flight_of(state: State, live: Live) -> tuple[str, int, int]:
+    """Pool, lane and number of the batch that a dispatched request is in: few are, so look."""
+    ring = live.queue.ring
+    here = [ring.pool] if ring is not None else []
+    for pool in [*here, *state.pools.values()]:
+        for lane, held in enumerate(pool.lanes):
+            for number, flight in held.flights.items():
+                if any(key == live.key for key, _ in flight.charged):
+                    return pool.name, lane, number
+    raise AssertionError(live.id)
 
 
 def _sweep(state: State, cycle: Cycle) -> None:
@@ -198,7 +216,9 @@ def _sweep(state: State, cycle: Cycle) -> None:
     for key in list(state.returned):
         if cycle.is_full:
             return
-        _returned(state, cycle, state.live[key])
+        live = state.find(key)
+        assert live is not None, key
+        _returned(state, cycle, live)
 
 
 def _returned(state: State, cycle: Cycle, live: Live) -> None:
@@ -221,23 +241,39 @@ def _timers(state: State, cycle: Cycle) -> None:
     seconds = state.seconds
     while seconds and seconds[0] * 1000 <= state.now_ms:
         bucket = state.timers[seconds[0]]
-        for key in list(bucket):
+        bucket.sort(key=_by_key, reverse=True)  # the same order whatever came back late
+        while bucket:
             if cycle.is_full:
                 return
-            live = state.live[key]
-            if live.status not in (Status.WAITING, Status.HELD):
-                del bucket[key]  # in a worker's hands: watched again when it comes back
-            else:
-                is_late = live.deadline_ms == live.expires_ms
-                _end(state, cycle, live, Reason.DEADLINE if is_late else Reason.EXPIRED)
+            live = bucket.pop()
+            state.timed -= 1
+            # in a worker's hands: watched again when it comes back
+            if live.status in (Status.WAITING, Status.HELD):
+                _end(state, cycle, live, _overdue(state, live))
         del state.timers[heappop(seconds)]
     held = state.held
     while held and held[0][0] <= state.now_ms and not cycle.is_full:
-        live_or_not = state.live.get(heappop(held)[1])
-        if live_or_not is None or live_or_not.status is not Status.HELD:
+        held_one = state.find(heappop(held)[1])
+        if held_one is None or held_one.status is not Status.HELD:
             continue
-        if live_or_not.not_before_ms <= state.now_ms:
-            _take(state, cycle, Released(live_or_not.key))
+        if held_one.not_before_ms <= state.now_ms:
+            _take(state, cycle, Released(held_one.key))
+    for (tenant, endpoint), until_ms in list(state.pauses.items()):
+        if 0 < until_ms <= state.now_ms:
+            _take(state, cycle, Unpaused(tenant, endpoint))
+
+
+def _by_key(live: Live) -> int:
+    return live.key
+
+
+def _overdue(state: State, live: Live) -> Reason:
+    """Why a request ends that waited as long as it may."""
+    if live.queue.ring is None:
+        reason = why_not(state, live.tenant, live.endpoint, live.tier)
+        return reason or Reason.UNKNOWN_TENANT
+    is_late = live.deadline_ms == state.expires_ms(live)
+    return Reason.DEADLINE if is_late else Reason.EXPIRED
 
 
 # --- requests
@@ -245,13 +281,21 @@ def _timers(state: State, cycle: Cycle) -> None:
 
 def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
     index = state.part((read.topic, read.partition), read.tier, read.start)
+    part = state.parts[index]
     pending = state.cancels.get((read.topic, read.partition), {})
     refused: list[tuple[int, str]] = []
     twins: list[int] = []
     for arrival in read.arrivals:
-        reason = _judge(state, pending, read.tier, arrival)
+        queue = None
+        meta = arrival.meta
+        if meta is not None:
+            known = part.known.get(meta.endpoint)
+            queue = known.get(meta.tenant) if known else None
+        reason = _judge(state, part, pending, arrival, queue)
         if reason is None:
-            applied.admit(state, index, arrival)
+            assert meta is not None
+            queue = queue or applied.find_queue(state, part, meta)
+            applied.admit(state, index, arrival, queue)
             continue
         applied.refuse(state, index, arrival, reason)
         refused.append((arrival.offset, reason))
@@ -267,27 +311,45 @@ def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
         _control(state, cycle, Cancel(VERSION, read.topic, read.partition, offset))
 
 
-def _judge(state: State, pending: Container[int], tier: str, arrival: Arrival) -> str | None:
+def _judge(  # noqa: PLR0911 - one return a reason
+    state: State,
+    part: Part,
+    pending: Container[int],
+    arrival: Arrival,
+    queue: TenantQueue | None,
+) -> str | None:
     """Why a request is not admitted; None: it is."""
     meta = arrival.meta
     if meta is None:
         return arrival.reason
     if meta.id in state.ids or meta.id in state.recent:
         return Reason.DUPLICATE
-    reason = why_not(state, meta.tenant, meta.endpoint, tier)
-    if reason is not None:
-        return reason
-    if arrival.size > state.endpoints[meta.endpoint].batch_bytes:
+    if queue is None:
+        reason = why_not(state, meta.tenant, meta.endpoint, part.tier)
+        if reason in (Reason.UNKNOWN_TENANT, Reason.UNKNOWN_ENDPOINT):
+            if state.unknown_count >= UNKNOWN_MAX:
+                return reason
+            return Reason.CANCELLED if arrival.offset in pending else None
+        if reason is not None:
+            return reason
+        queue = applied.find_queue(state, part, meta)
+    ring, use = queue.ring, queue.use
+    assert ring is not None
+    if arrival.size > ring.pool.endpoint.batch_bytes:
         return Reason.NEVER_FITS
     if arrival.offset in pending:
         return Reason.CANCELLED
+    if use.waiting >= use.waiting_most:
+        return Reason.WAITING_LIMIT
+    if use.parent is not None and use.parent.waiting >= use.parent.waiting_most:
+        return Reason.WAITING_LIMIT
     return None
 
 
 # --- batches
 
 
-def _fill_batches(state: State, cycle: Cycle, name: str, pool: PoolState) -> None:
+def _fill_batches(state: State, cycle: Cycle, pool: PoolState) -> None:
     while not cycle.is_full and _is_due(state, pool):
         lane = pool.free_lane()
         if lane is None:
@@ -296,8 +358,8 @@ def _fill_batches(state: State, cycle: Cycle, name: str, pool: PoolState) -> Non
         if not picked:
             continue
         number = state.next_number
-        _take(state, cycle, Sealed(name, lane, number))
-        cycle.batches.append(BatchOut(name, lane, number, picked))
+        _take(state, cycle, Sealed(pool.name, lane, number))
+        cycle.batches.append(BatchOut(pool.name, lane, number, picked))
 
 
 def _is_due(state: State, pool: PoolState) -> bool:
@@ -316,10 +378,11 @@ def due_ms(state: State) -> int | None:
 
     Pools without a free lane don't count: a worker's record will wake the scheduler.
     """
-    times = []
+    times = [until_ms for until_ms in state.pauses.values() if until_ms]
     for pool in state.pools.values():
-        oldest_ms = pool.oldest_ms() if pool.waiting else None
-        if oldest_ms is not None and pool.free_lane() is not None:
+        if pool.waiting and pool.free_lane() is not None:
+            oldest_ms = pool.oldest_ms()
+            assert oldest_ms is not None, pool.name
             times.append(oldest_ms + pool.endpoint.batch_wait_ms)
     if state.held:
         times.append(state.held[0][0])
@@ -328,37 +391,133 @@ def due_ms(state: State) -> int | None:
     return min(times, default=None)
 
 
+class _Room:
+    """What a batch still takes."""
+
+    __slots__ = ("inputs", "size", "tokens")
+
+    def __init__(self, pool: PoolState) -> None:
+        endpoint = pool.endpoint
+        self.inputs = endpoint.batch_requests
+        self.tokens = endpoint.batch_tokens
+        self.size = endpoint.batch_bytes
+
+    def fits(self, live: Live) -> bool:
+        return live.inputs <= self.inputs and live.tokens <= self.tokens and live.size <= self.size
+
+    def take(self, live: Live) -> None:
+        self.inputs -= live.inputs
+        self.tokens -= live.tokens
+        self.size -= live.size
+
+
 def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
-    """Pick until the batch is full, nothing is ready, or the next does not fit."""
-    endpoint = pool.endpoint
-    rings = list(pool.rings.values())
+    """Pick until the batch is full, nothing is ready, or the next does not fit.
+
+    What does not fit is the first of the next batch: nothing but this one's rest is given
+    to others before it.
+    """
+    room = _Room(pool)
     picked: list[Live] = []
-    inputs = tokens = size = 0
-    while inputs < endpoint.batch_requests and len(cycle.steps) < STEPS_MAX:
-        rank = first_ready(ring.waiting for ring in rings)
-        if rank is None:
+    while room.inputs > 0 and len(cycle.steps) < STEPS_MAX:
+        ring = _next_ring(pool)
+        chosen = ring.peek() if ring is not None else None
+        if chosen is None or ring is None:
             break
-        chosen = rings[rank].selector.peek()
-        assert chosen is not None, rings[rank].tier
-        queue: TenantQueue = chosen[0]
+        member, turn = chosen
+        seat = member.account.seat
+        if isinstance(member, TenantQueue):
+            queue, inner_turn, inner_seat = member, 0, 0
+        else:
+            inner = member.peek()
+            assert inner is not None, member.use.tenant
+            queue, inner_turn = inner
+            inner_seat = queue.account.seat
         live = queue.head()
-        if live.deadline_ms and state.now_ms + endpoint.service_ms > live.deadline_ms:
+        if _is_too_late(state, pool, live):
             _end(state, cycle, live, Reason.DEADLINE)
             continue
-        fits = (
-            inputs + live.inputs <= endpoint.batch_requests
-            and tokens + live.tokens <= endpoint.batch_tokens
-            and size + live.size <= endpoint.batch_bytes
-            and not live.attempt  # a request that may have killed its worker runs alone
-        )
-        if picked and not fits:
+        alone = live.past is not None and live.past.attempt  # it may have killed its worker
+        if picked and (alone or not room.fits(live)):
+            _overtake(state, cycle, ring, room, picked)
             break
-        _take(state, cycle, Picked(live.key, live.cost, chosen[1], queue.account.seat))
+        step = Picked(live.key, queue.cost(live), turn, seat, inner_turn, inner_seat)
+        applied.picked(state, step, live)
+        cycle.steps.append(step)
         picked.append(live)
-        inputs += live.inputs
-        tokens += live.tokens
-        size += live.size
+        room.take(live)
         cycle.body_bytes += live.size
-        if live.attempt:
+        if alone:
             break
     return picked
+
+
+def _next_ring(pool: PoolState) -> Ring | None:
+    """First selector: the tier that goes next."""
+    if pool.has_floors:
+        return _next_with_floors(pool)
+    for ring in pool.rings.values():
+        if ring.waiting:
+            return ring
+    return None
+
+
+def _next_with_floors(pool: PoolState) -> Ring | None:
+    rings = list(pool.rings.values())
+    rank = first_with_floors(
+        [ring.waiting > 0 for ring in rings],
+        [_head_cost(ring) if ring.waiting and ring.floor else 0 for ring in rings],
+        [ring.floor for ring in rings],
+        [ring.credit for ring in rings],
+    )
+    return None if rank is None else rings[rank]
+
+
+def _head_cost(ring: Ring) -> int:
+    chosen = ring.peek()
+    assert chosen is not None, ring.tier
+    queue = _first_child(chosen[0])
+    return queue.cost(queue.head())
+
+
+def _is_too_late(state: State, pool: PoolState, live: Live) -> bool:
+    """Whether it can't be finished in time, by its estimate, if it is picked now."""
+    deadline_ms = live.deadline_ms
+    if not deadline_ms:
+        return False
+    endpoint = pool.endpoint
+    service_ms = endpoint.service_ms + live.tokens * endpoint.token_us // 1000
+    if pool.unit is CostModel.ADAPTIVE:
+        service_ms = max(service_ms, live.queue.cost(live))
+    return state.now_ms + service_ms > deadline_ms
+
+
+def _overtake(state: State, cycle: Cycle, ring: Ring, room: _Room, picked: list[Live]) -> None:
+    """Fill the rest of a batch with what fits, in the order of the ring, a few at most."""
+    pool = ring.pool
+    left = pool.endpoint.overtake_max
+    selector = ring.base if ring.base.peek() is not None else ring.burst
+    for member in selector.following(left):
+        queue = _first_child(member)
+        while left and queue.count and len(cycle.steps) < STEPS_MAX:
+            live = queue.head()
+            is_ready = live.attempt == 0 and not _is_too_late(state, pool, live)
+            if not is_ready or not room.fits(live) or not is_eligible(queue):
+                break
+            seat = member.account.seat
+            inner_seat = 0 if member is queue else queue.account.seat
+            cost = queue.cost(live)
+            _take(state, cycle, Picked(live.key, cost, OVERTAKING, seat, 0, inner_seat))
+            picked.append(live)
+            room.take(live)
+            cycle.body_bytes += live.size
+            left -= 1
+
+
+def _first_child(member: TenantQueue | Family) -> TenantQueue:
+    """The queue that a member of a ring stands for: itself, or the child that is next."""
+    if isinstance(member, TenantQueue):
+        return member
+    chosen = member.peek()
+    assert chosen is not None, member.use.tenant
+    return chosen[0]

@@ -6,25 +6,29 @@ two steps: `load` gives the state with the offsets that were live, `fill` puts t
 requests back that were read from there.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.apply import Arrival
-from scheduler.core.pick.fifo import FirstInFirstOut
-from scheduler.core.queues import enqueue, queue_of, set_aside
-from scheduler.core.state import (
-    Flight,
-    Lane,
-    Live,
-    Part,
-    PoolState,
-    Ring,
-    State,
-    Status,
-    TenantQueue,
+from scheduler.core.apply import Arrival, new_live
+from scheduler.core.pick import Selector
+from scheduler.core.queues import (
+    enqueue,
+    family_of,
+    hold,
+    join,
+    launched,
+    limit,
+    queue_of,
+    resume,
+    resume_family,
+    set_aside,
 )
+from scheduler.core.state import Flight, Lane, Part, PoolState, Ring, State
+from scheduler.core.tenants import Family, Status, TenantQueue, Use
 from schemas.policy import CostModel, Endpoint, Fairness
 from schemas.records import pack_key
 
@@ -44,13 +48,26 @@ class _Live(msgspec.Struct, array_like=True):
 class _Queue(msgspec.Struct, array_like=True):
     tenant: str
     account: list[int]
+    last: int  # 0: never seated; 1: base; 2: burst
+
+
+class _Family(msgspec.Struct, array_like=True):
+    parent: str
+    account: list[int]
+    last: int
+    base: list[int]
+    burst: list[int]
 
 
 class _Ring(msgspec.Struct, array_like=True):
     tier: str
     fairness: Fairness
-    selector: list[int]
+    floor: int
+    credit: int
+    base: list[int]
+    burst: list[int]
     queues: list[_Queue]
+    families: list[_Family]
 
 
 class _Flight(msgspec.Struct, array_like=True):
@@ -69,6 +86,8 @@ class _Pool(msgspec.Struct, array_like=True):
     name: str
     endpoint: Endpoint
     prefetch: int
+    learned: list[int]
+    uses: list[tuple[str, int, int]]  # tenant, learned microseconds and tokens
     rings: list[_Ring]
     lanes: list[_Lane]
 
@@ -95,6 +114,7 @@ class _State(msgspec.Struct, array_like=True):
     recent: list[tuple[str, int]]
     aliases: list[tuple[int, str]]
     cancels: list[tuple[str, int, list[int]]]
+    pauses: list[tuple[str, str, int]]
 
 
 _decoder = msgspec.msgpack.Decoder(_State)
@@ -103,14 +123,14 @@ _decoder = msgspec.msgpack.Decoder(_State)
 def dump(state: State) -> bytes:
     """Encode the state, canonically. No batch may be open."""
     assert not state.open
-    offsets: list[BitMap64] = [BitMap64() for _ in state.parts]
-    mask = (1 << 44) - 1
+    offsets = [BitMap64(offset for offset, _ in part.window.items()) for part in state.parts]
     marks: list[_Live] = []
-    for key in sorted(state.live):
-        live = state.live[key]
-        offsets[key >> 44].add(key & mask)
-        if live.status is not Status.WAITING or live.attempt or live.cancelled:
-            marks.append(_Live(key, live.status, live.attempt, live.not_before_ms, live.cancelled))
+    for live in state.lives():
+        past = live.past
+        if live.status is not Status.WAITING or (past and (past.attempt or past.cancelled)):
+            marks.append(
+                _Live(live.key, live.status, live.attempt, live.not_before_ms, live.cancelled)
+            )
     return _encoder.encode(
         _State(
             shard=state.shard,
@@ -129,30 +149,56 @@ def dump(state: State) -> bytes:
             recent=list(state.recent.items()),
             aliases=list(state.aliases.items()),
             cancels=[(t, p, sorted(at)) for (t, p), at in sorted(state.cancels.items()) if at],
+            pauses=[(tenant, at, until) for (tenant, at), until in state.pauses.items()],
         )
     )
 
 
 def _dump_pool(name: str, pool: PoolState) -> _Pool:
-    rings = [
-        _Ring(
-            ring.tier,
-            Fairness.FIFO if isinstance(ring.selector, FirstInFirstOut) else Fairness.DRR,
-            ring.selector.dump(),
-            [
-                _Queue(tenant, ring.selector.dump_account(ring.queues[tenant].account))
-                for tenant in sorted(ring.queues)
-            ],
-        )
-        for ring in pool.rings.values()
-    ]
     lanes = [
         _Lane(
             lane.slots, [_Flight(n, f.started, f.unit, f.charged) for n, f in lane.flights.items()]
         )
         for lane in pool.lanes
     ]
-    return _Pool(name, pool.endpoint, pool.prefetch, rings, lanes)
+    return _Pool(
+        name,
+        pool.endpoint,
+        pool.prefetch,
+        [pool.learned.learned_us, pool.learned.learned_tokens],
+        [(use.tenant, use.learned_us, use.learned_tokens) for use in pool.uses.values()],
+        [_dump_ring(ring) for ring in pool.rings.values()],
+        lanes,
+    )
+
+
+def _dump_ring(ring: Ring) -> _Ring:
+    queues = []
+    for tenant, queue in ring.queues.items():
+        selector = queue.last or (queue.family or ring).base
+        last = _last(queue, queue.family or ring)
+        queues.append(_Queue(tenant, selector.dump_account(queue.account), last))
+    families = []
+    for parent, family in ring.families.items():
+        account = (family.last or ring.base).dump_account(family.account)
+        base, burst = family.base.dump(), family.burst.dump()
+        families.append(_Family(parent, account, _last(family, ring), base, burst))
+    return _Ring(
+        ring.tier,
+        ring.fairness,
+        ring.floor,
+        ring.credit,
+        ring.base.dump(),
+        ring.burst.dump(),
+        queues,
+        families,
+    )
+
+
+def _last(member: TenantQueue | Family, home: Ring | Family) -> int:
+    if member.last is None:
+        return 0
+    return 1 if member.last is home.base else 2
 
 
 def load(data: bytes) -> tuple[State, list[BitMap64]]:
@@ -174,33 +220,30 @@ def load(data: bytes) -> tuple[State, list[BitMap64]]:
         state.part_of[partition] = index
         state.parts.append(Part(partition, part.tier, part.position))
         offsets.append(BitMap64.deserialize(part.live))
-    state.pools = {pool.name: _load_pool(pool) for pool in dumped.pools}
-    state.recent = dict(dumped.recent)
-    state.aliases = dict(dumped.aliases)
+    state.pauses = {(tenant, at): until for tenant, at, until in dumped.pauses}
+    for dumped_pool in dumped.pools:
+        pool = PoolState(dumped_pool.name, dumped_pool.endpoint, dumped_pool.prefetch, state.find)
+        state.pools[pool.name] = pool
+        _load_pool(state, pool, dumped_pool)
+    state.recent = OrderedDict(dumped.recent)
+    state.aliases = OrderedDict(dumped.aliases)
     state.cancels = {
         (topic, partition): dict.fromkeys(at) for topic, partition, at in dumped.cancels
     }
     state.restoring = {mark.key: mark for mark in dumped.lives}
-    state.batches = {
-        key: (name, lane, number)
-        for name, pool in state.pools.items()
-        for lane, held in enumerate(pool.lanes)
-        for number, flight in held.flights.items()
-        for key, _ in flight.charged
-    }
     return state, offsets
 
 
-def _load_pool(dumped: _Pool) -> PoolState:
-    pool = PoolState(dumped.endpoint, dumped.prefetch)
+def _load_pool(state: State, pool: PoolState, dumped: _Pool) -> None:
+    pool.learned.learned_us, pool.learned.learned_tokens = dumped.learned
+    for tenant, us, tokens in dumped.uses:
+        use = pool.uses[tenant] = Use(tenant)
+        use.learned_us, use.learned_tokens = us, tokens
+    for use in list(pool.uses.values()):
+        limit(state, pool, use)
     for dumped_ring in dumped.rings:
-        ring = Ring(dumped.name, dumped_ring.tier, dumped_ring.fairness)
-        ring.selector.load(dumped_ring.selector)
-        for dumped_queue in dumped_ring.queues:
-            queue = TenantQueue(dumped_queue.tenant, ring)
-            queue.account.load(dumped_queue.account)
-            ring.queues[dumped_queue.tenant] = queue
-        pool.rings[dumped_ring.tier] = ring
+        _load_ring(state, pool, dumped_ring)
+    pool.has_floors = any(ring.floor for ring in pool.rings.values())
     for dumped_lane in dumped.lanes:
         lane = Lane()
         lane.slots = dumped_lane.slots
@@ -209,45 +252,73 @@ def _load_pool(dumped: _Pool) -> PoolState:
             flight.started = dumped_flight.started
             lane.flights[dumped_flight.number] = flight
         pool.lanes.append(lane)
-    return pool
+    pool.measure()
+
+
+def _load_ring(state: State, pool: PoolState, dumped: _Ring) -> None:
+    ring = Ring(pool, dumped.tier, dumped.fairness)
+    ring.floor, ring.credit = dumped.floor, dumped.credit
+    pool.rings[dumped.tier] = ring
+    ring.base.load(dumped.base)
+    ring.burst.load(dumped.burst)
+    for dumped_family in dumped.families:
+        family = family_of(state, ring, pool.uses[dumped_family.parent])
+        family.base.load(dumped_family.base)
+        family.burst.load(dumped_family.burst)
+        ring.base.load_account(family.account, dumped_family.account)
+        family.last = _at(ring, dumped_family.last)
+    for dumped_queue in dumped.queues:
+        use = pool.uses[dumped_queue.tenant]
+        queue = TenantQueue(use, pool.endpoint.name, dumped.tier, ring)
+        ring.queues[dumped_queue.tenant] = queue
+        use.queues.append(queue)
+        queue.account = ring.base.account()
+        join(state, queue)
+        ring.base.load_account(queue.account, dumped_queue.account)
+        queue.last = _at(queue.family or ring, dumped_queue.last)
+    for selector in (ring.base, ring.burst):
+        selector.half_life_ms = pool.endpoint.half_life_ms
+
+
+def _at(home: Ring | Family, last: int) -> Selector | None:
+    return (None, home.base, home.burst)[last]
 
 
 def fill(state: State, index: int, arrivals: Iterable[Arrival]) -> None:
     """Put live requests of one partition back, as read from their topic, in offset order."""
     part = state.parts[index]
     for arrival in arrivals:
-        assert arrival.meta is not None, arrival
+        meta = arrival.meta
+        assert meta is not None, arrival
         key = pack_key(index, arrival.offset)
-        live = Live(key, part.tier, arrival.meta, arrival.size, arrival.timestamp_ms)
-        endpoint = state.endpoints.get(live.endpoint)
-        if endpoint is not None:
-            state.estimate(live, endpoint)
-        state.live[key] = live
-        state.ids[live.id] = key
-        part.outstanding.append(arrival.offset)
+        queue = queue_of(state, meta.tenant, meta.endpoint, part.tier)
+        live = new_live(state, key, arrival, queue)
+        part.window.put(arrival.offset, live)
+        state.ids[live.id] = live
         state.watch(live)
-        mark = state.restoring.get(key)
+        mark = cast("_Live | None", state.restoring.get(key))
         status = Status(mark.status) if mark else Status.WAITING
-        if mark:
-            live.attempt, live.cancelled = mark.attempt, mark.cancelled
-        if status is Status.WAITING:
-            enqueue(state, live, seat=False)
-            continue
-        live.status = status
-        live.batch = state.batches.get(key)
-        live.queue = queue_of(state, live)
-        if status is Status.RETURNED:
-            set_aside(state, live)
-        if mark and status is Status.HELD:
-            live.not_before_ms = mark.not_before_ms
-            state.hold(live)
+        if mark and (mark.attempt or mark.cancelled or mark.not_before_ms):
+            past = live.remember()
+            past.attempt, past.cancelled = mark.attempt, mark.cancelled
+            past.not_before_ms = mark.not_before_ms
+        match status:
+            case Status.WAITING:
+                enqueue(state, live, seat=False)
+            case Status.HELD:
+                hold(state, live)
+            case Status.DISPATCHED:
+                launched(live)
+            case _:
+                set_aside(state, live)
 
 
 def finish_filling(state: State) -> None:
     """All live requests are back: let the selectors compute their turns."""
-    state.restoring, state.batches = {}, {}
+    state.restoring = {}
     for pool in state.pools.values():
         for ring in pool.rings.values():
             for queue in ring.queues.values():
-                if queue.count:
-                    ring.selector.reprice(queue, queue.head().cost)
+                resume(queue)
+            for family in ring.families.values():
+                resume_family(family)

@@ -1,26 +1,27 @@
 """The memory of one shard: nothing but data, and the indexes that follow from it.
 
 `State` is the fold of the shard's decisions. Only `scheduler.core.apply` changes it, live
-and in recovery alike; `dump` is its canonical form, so that two states can be compared and
-a snapshot is a value. What is marked *index* follows from the rest, is left out of `dump`
-and rebuilt by `restore`: reading may tidy it up.
+and in recovery alike; `scheduler.core.snapshot.dump` is its canonical form, so that two
+states can be compared and a snapshot is a value. What is marked *index* follows from the
+rest, is left out of a dump and rebuilt by loading: reading may tidy it up.
 
 A request is named by its key: (index of its partition in `parts`, offset), see
 `schemas.records.pack_key`. All containers are ordered; all numbers are integers.
 """
 
-from collections import deque
-from enum import IntEnum
-from heapq import heapify, heappop, heappush
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappush
 from typing import Any
 
-from scheduler.core.pick.drr import Account, DeficitRoundRobin
+from scheduler.core.pick import Selector
+from scheduler.core.pick.drr import DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
-from scheduler.core.pick.order import Order, order
+from scheduler.core.pick.vtc import VirtualTokenCounter
+from scheduler.core.tenants import STALE_MAX, Family, Live, Status, TenantQueue, Use
+from scheduler.core.window import Window
 from schemas.log import Partition
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Tenant, decode_policy
-from schemas.policy_check import INPUTS_MAX
-from schemas.records import Request
 
 #: How long an ended request's id is remembered: a later publish of it is dropped.
 RECENT_MS = 3_600_000
@@ -28,110 +29,56 @@ RECENT_MS = 3_600_000
 RECENT_MAX = 500_000
 #: Cancels kept for offsets that have not come yet, per partition; more are not waited for.
 CANCELS_MAX = 100_000
-#: Stale entries that an index may hold beside as many valid ones before it is tidied.
-STALE_MAX = 256
+#: How long a request waits for a policy that knows its tenant and endpoint: the policy may
+#: reach the scheduler a poll later than the request.
+POLICY_WAIT_MS = 10_000
+#: ... and how many do; more are refused at once.
+UNKNOWN_MAX = 10_000
 #: An estimate is at least one token per so many bytes of body.
 FLOOR_BYTES_PER_TOKEN = 16
+OFFSET_BITS = 44
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
-
-class Status(IntEnum):
-    """Where a live request is."""
-
-    WAITING = 0  # may be picked
-    HELD = 1  # waits, not before its time
-    PICKED = 2  # in the batch that is being filled
-    DISPATCHED = 3  # in a worker's hands
-    RETURNED = 4  # in nobody's hands: queued again or ended by the next sweep
-
-
-class Live:
-    """A request that has not ended."""
-
-    __slots__ = (
-        "arrived_ms", "attempt", "batch", "cancelled", "cost", "deadline_ms", "endpoint",
-        "expires_ms", "id", "inputs", "key", "not_before_ms", "priority", "queue", "size",
-        "status", "tenant", "tier", "timer", "tokens", "tokens_given",
-    )  # fmt: skip
-
-    def __init__(self, key: int, tier: str, meta: Request, size: int, arrived_ms: int) -> None:
-        self.key = key
-        self.id = meta.id
-        self.tenant = meta.tenant
-        self.endpoint = meta.endpoint
-        self.tier = tier
-        self.priority = meta.priority
-        self.deadline_ms = meta.deadline_ms
-        self.arrived_ms = arrived_ms
-        self.size = size
-        #: As it was let in: a policy that now lets fewer in makes it no cheaper.
-        self.inputs = min(max(1, meta.inputs), INPUTS_MAX)
-        self.tokens_given = meta.input_tokens + meta.output_tokens_max
-        self.tokens = 0  #: estimate, clamped by the endpoint
-        self.cost = 0  #: estimate in the pool's unit
-        self.expires_ms = 0
-        self.attempt = 0  #: hand-backs of batches seen started
-        self.status = Status.WAITING
-        self.not_before_ms = 0
-        self.cancelled = False
-        self.queue: TenantQueue | None = None
-        self.batch: tuple[str, int, int] | None = None  #: index: pool, lane, number
-        self.timer = 0  #: index: second in `State.timers`
-
-    def order(self) -> Order:
-        """Its place inside the tenant."""
-        return order(self.priority, self.deadline_ms, self.arrived_ms, self.key)
-
-
-class TenantQueue:
-    """What waits of one tenant in one ring, and its account there."""
-
-    __slots__ = ("account", "count", "heap", "ring", "tenant")
-
-    def __init__(self, tenant: str, ring: "Ring") -> None:
-        self.tenant = tenant
-        self.ring = ring
-        self.account = Account()
-        self.count = 0  #: index: requests that may be picked
-        self.heap: list[tuple[Order, Live]] = []  #: index
-
-    def head(self) -> Live:
-        """First eligible request; the queue must not be empty (`count` > 0)."""
-        heap = self.heap
-        while True:
-            live = heap[0][1]
-            if live.status is Status.WAITING and live.queue is self:
-                return live
-            heappop(heap)
-
-    def tidy(self) -> None:
-        """Drop entries of requests that left other than by the head."""
-        if len(self.heap) > STALE_MAX + 2 * self.count:
-            self.heap = [
-                e for e in self.heap if e[1].status is Status.WAITING and e[1].queue is self
-            ]
-            heapify(self.heap)
-
-    def head_order(self) -> Order:
-        """Order of the head, for selectors that look across tenants."""
-        return self.head().order()
+_SELECTORS: dict[Fairness, type[Any]] = {
+    Fairness.DRR: DeficitRoundRobin,
+    Fairness.VTC: VirtualTokenCounter,
+    Fairness.FIFO: FirstInFirstOut,
+}
 
 
 class Ring:
-    """The tenants of one tier that use one pool."""
+    """The tenants of one tier that use one pool.
 
-    __slots__ = ("pool", "queues", "selector", "tier", "waiting")
+    Who has more in flight than is guaranteed to it sits in `burst`, which is asked only when
+    nobody sits in `base`.
+    """
 
-    def __init__(self, pool: str, tier: str, fairness: Fairness) -> None:
+    __slots__ = (
+        "active", "base", "burst", "credit", "fairness", "families", "floor", "pool", "queues",
+        "tier", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, pool: "PoolState", tier: str, fairness: Fairness) -> None:
         self.pool = pool
         self.tier = tier
+        self.fairness = fairness
         self.queues: dict[str, TenantQueue] = {}
-        self.selector = new_selector(fairness)
+        self.families: dict[str, Family] = {}
+        self.base: Selector = _SELECTORS[fairness]()
+        self.burst: Selector = _SELECTORS[fairness]()
+        self.floor = 0  #: percent of what is picked that is the tier's while it has work
+        self.credit = 0  #: what it earned of that, in hundredths of cost
+        self.active: dict[str, TenantQueue] = {}  #: index: queues that hold anything to pick
         self.waiting = 0  #: index: eligible requests
 
+    def new_selector(self) -> Selector:
+        """Another selector of the ring's kind."""
+        made: Selector = _SELECTORS[self.fairness]()
+        return made
 
-def new_selector(fairness: Fairness) -> DeficitRoundRobin | FirstInFirstOut:
-    """Second selector by its name in the policy."""
-    return DeficitRoundRobin() if fairness is Fairness.DRR else FirstInFirstOut()
+    def peek(self) -> tuple[TenantQueue | Family, int] | None:
+        """Whose turn it is in the ring, and the turn."""
+        return self.base.peek() or self.burst.peek()
 
 
 class Flight:
@@ -159,34 +106,68 @@ class Lane:
 
 
 class PoolState:
-    """One pool: its rings in tier order, its lanes, what waits in it."""
+    """One pool: its rings in tier order, its lanes, what waits in it, who uses it."""
 
-    __slots__ = ("endpoint", "inputs", "lanes", "oldest", "prefetch", "rings", "tokens", "waiting")
+    __slots__ = (
+        "cost_max", "debt_max", "endpoint", "find", "has_floors", "inputs", "lanes", "learned",
+        "name", "oldest", "prefetch", "rings", "tokens", "unit", "uses", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, prefetch: int) -> None:
+    def __init__(
+        self, name: str, endpoint: Endpoint, prefetch: int, find: Callable[[int], Live | None]
+    ) -> None:
+        self.name = name
         self.endpoint = endpoint
         self.prefetch = prefetch
+        self.find = find  #: the state's, by key
         self.rings: dict[str, Ring] = {}
         self.lanes: list[Lane] = []
+        self.uses: dict[str, Use] = {}
+        self.learned = Use("")  #: what was learned of everybody's costs
+        self.has_floors = False
+        self.unit = endpoint.cost  #: index
+        self.cost_max = self.debt_max = 1  #: index
         self.waiting = 0  #: index: eligible requests
         self.inputs = 0  #: index: their inputs
         self.tokens = 0  #: index: their estimates
-        self.oldest: list[tuple[int, int, Live]] = []  #: index: heap by arrival
+        self.oldest = -1  #: index: arrival of the oldest of them; -1: not known
+
+    def measure(self) -> None:
+        """Compute what follows from the endpoint and the lanes' slots.
+
+        `cost_max`: the dearest a request is that the endpoint lets in, in the pool's unit.
+        `debt_max`: floor of a debt: all slots of the pool filled with the dearest batches.
+        """
+        endpoint = self.endpoint
+        self.unit = unit = endpoint.cost
+        inputs = max(1, endpoint.inputs_max)
+        if unit is CostModel.REQUEST:
+            self.cost_max = inputs
+        elif unit is CostModel.TOKEN:
+            self.cost_max = tokens_max(endpoint, inputs)
+        else:
+            self.cost_max = endpoint.service_ms_max
+        batches = sum(lane.slots + self.prefetch for lane in self.lanes)
+        dearest = endpoint.batch_requests * self.cost_max
+        if endpoint.inputs_max and unit is not CostModel.ADAPTIVE:
+            full = max(endpoint.batch_requests, endpoint.inputs_max)
+            dearest = min(dearest, endpoint.batch_tokens if unit is CostModel.TOKEN else full)
+        self.debt_max = max(1, batches) * dearest
 
     def oldest_ms(self) -> int | None:
         """Arrival of the oldest eligible request."""
-        oldest = self.oldest
-        while oldest:
-            if oldest[0][2].status is Status.WAITING:
-                return oldest[0][0]
-            heappop(oldest)
-        return None
-
-    def tidy(self) -> None:
-        """Drop entries of requests that were served before older ones."""
-        if len(self.oldest) > STALE_MAX + 2 * self.waiting:
-            self.oldest = [e for e in self.oldest if e[2].status is Status.WAITING]
-            heapify(self.oldest)
+        if not self.waiting:
+            return None
+        if self.oldest < 0:
+            self.oldest = min(
+                live.arrived_ms
+                for ring in self.rings.values()
+                if ring.waiting
+                for queue in ring.active.values()
+                if is_eligible(queue)
+                for live in queue.lives()
+            )
+        return self.oldest
 
     def free_lane(self) -> int | None:
         """The lane with most room for another batch, the first of equals; None: no room."""
@@ -201,13 +182,15 @@ class PoolState:
 class Part:
     """One request partition, and the next offset to take in."""
 
-    __slots__ = ("outstanding", "partition", "position", "tier")
+    __slots__ = ("known", "partition", "position", "tier", "window")
 
     def __init__(self, partition: Partition, tier: str, position: int) -> None:
         self.partition = partition
         self.tier = tier
         self.position = position
-        self.outstanding: deque[int] = deque()  #: index: offsets taken in, ascending
+        self.window: Window[Live] = Window()  #: requests that have not ended
+        #: index: queues by endpoint and tenant, of those that the policy lets in here
+        self.known: dict[str, dict[str, TenantQueue]] = {}
 
 
 class State:
@@ -221,24 +204,29 @@ class State:
         self.policy: Policy | None = None
         self.endpoints: dict[str, Endpoint] = {}
         self.tenants: dict[str, Tenant] = {}
+        self.parents: set[str] = set()  #: tenants that others name as theirs
         self.topics: dict[str, str] = {}  #: identity of each request topic, as first met
         self.positions: dict[Partition, int] = {}  #: inputs other than requests
         self.parts: list[Part] = []
         self.part_of: dict[Partition, int] = {}
-        self.live: dict[int, Live] = {}
-        self.ids: dict[str, int] = {}  #: live ids
-        self.recent: dict[str, int] = {}  #: ended ids -> when, oldest first
-        self.aliases: dict[int, str] = {}  #: dropped duplicates -> their id, oldest first
+        self.ids: dict[str, Live] = {}  #: requests that have not ended, by id
+        self.recent: OrderedDict[str, int] = OrderedDict()  #: ended ids -> when, oldest first
+        self.aliases: OrderedDict[int, str] = OrderedDict()  #: dropped duplicates -> their id
         self.cancels: dict[Partition, dict[int, None]] = {}  #: offsets cancelled before they came
+        self.pauses: dict[tuple[str, str], int] = {}  #: (tenant, endpoint), "" is all -> until
         self.pools: dict[str, PoolState] = {}
+        #: queues of what waits for a policy that knows it: by tenant, endpoint, tier
+        self.unknown: dict[tuple[str, str, str], TenantQueue] = {}
+        self.unknown_count = 0  #: index: requests in them
         self.next_number = 1
         self.open: list[Live] = []  #: picks since the last seal, in this cycle only
+        self.open_costs: list[int] = []  #: what they were charged
         self.returned: dict[int, None] = {}  #: index: keys that the next sweep decides about
-        self.timers: dict[int, dict[int, None]] = {}  #: index: second -> keys that expire then
+        self.timers: dict[int, list[Live]] = {}  #: index: second -> those that expire by then
         self.seconds: list[int] = []  #: index: heap of the seconds in `timers`
+        self.timed = 0  #: index: entries in `timers`, stale ones too
         self.held: list[tuple[int, int]] = []  #: index: (not before, key)
         self.restoring: dict[int, Any] = {}  #: marks by key while a snapshot is loaded
-        self.batches: dict[int, tuple[str, int, int]] = {}  #: batches by key, likewise
 
     def adopt(self, document: bytes) -> Policy:
         """Take over a published policy and the look-ups that follow from it."""
@@ -247,6 +235,7 @@ class State:
         self.policy = policy
         self.endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
         self.tenants = {tenant.name: tenant for tenant in policy.tenants}
+        self.parents = {tenant.parent for tenant in policy.tenants if tenant.parent}
         return policy
 
     def part(self, partition: Partition, tier: str, start: int) -> int:
@@ -257,62 +246,91 @@ class State:
             self.parts.append(Part(partition, tier, start))
         return index
 
+    def find(self, key: int) -> Live | None:
+        """The request of a key, if it has not ended."""
+        try:
+            return self.parts[key >> OFFSET_BITS].window.get(key & OFFSET_MASK)
+        except IndexError:
+            return None
+
+    def lives(self) -> Iterator[Live]:
+        """Requests that have not ended, in the order of their keys."""
+        for part in self.parts:
+            yield from part.window.values()
+
     def frontier(self, part: Part) -> int:
         """Lowest offset of the partition that is not terminal yet."""
-        index = self.part_of[part.partition]
-        outstanding = part.outstanding
-        while outstanding:
-            if index << 44 | outstanding[0] in self.live:
-                return outstanding[0]
-            outstanding.popleft()
-        return part.position
+        first = part.window.first()
+        return part.position if first is None else first
 
-    def estimate(self, live: Live, endpoint: Endpoint) -> None:
-        """Set what follows from the policy: tokens, cost, expiry."""
-        floor = live.size // FLOOR_BYTES_PER_TOKEN + 1
-        live.tokens = min(max(live.tokens_given, floor), _tokens_max(endpoint, live.inputs))
-        live.cost = live.tokens if endpoint.cost is CostModel.TOKEN else live.inputs
-        live.expires_ms = live.arrived_ms + endpoint.wait_ms_max
-        if live.deadline_ms:
-            live.expires_ms = min(live.expires_ms, live.deadline_ms)
+    def expires_ms(self, live: Live) -> int:
+        """When a request that still waits is ended."""
+        endpoint = self.endpoints.get(live.queue.endpoint)
+        wait_ms = endpoint.wait_ms_max if endpoint else POLICY_WAIT_MS
+        if live.queue.ring is None:
+            wait_ms = min(wait_ms, POLICY_WAIT_MS)
+        expires_ms = live.arrived_ms + wait_ms
+        deadline_ms = live.deadline_ms
+        return min(expires_ms, deadline_ms) if deadline_ms else expires_ms
 
-    def cost_max(self, endpoint: Endpoint) -> int:
-        """The dearest a request is that the endpoint lets in, in its pool's unit."""
-        inputs = max(1, endpoint.inputs_max)
-        return _tokens_max(endpoint, inputs) if endpoint.cost is CostModel.TOKEN else inputs
+    def watch(self, live: Live) -> None:
+        """Index a request by the second after which it has expired."""
+        second = -(-self.expires_ms(live) // 1000)
+        bucket = self.timers.get(second)
+        if bucket is None:
+            bucket = self.timers[second] = []
+            heappush(self.seconds, second)
+        bucket.append(live)
+        self.timed += 1
+        if self.timed > STALE_MAX + 2 * len(self.ids):
+            self._tidy_timers()
 
-    def debt_max(self, pool: PoolState) -> int:
-        """Floor of a debt: all slots of the pool filled with the dearest batches."""
-        batches = sum(lane.slots + pool.prefetch for lane in pool.lanes)
-        endpoint = pool.endpoint
-        dearest = endpoint.batch_requests * self.cost_max(endpoint)
-        if endpoint.inputs_max:  # without, it stays what the decisions made so far reckoned with
-            full = max(endpoint.batch_requests, endpoint.inputs_max)
-            holds = endpoint.batch_tokens if endpoint.cost is CostModel.TOKEN else full
-            dearest = min(dearest, holds)
-        return max(1, batches) * dearest
+    def watch_all(self) -> None:
+        """Index all anew, after a change of what they may wait."""
+        self.timers, self.seconds, self.timed = {}, [], 0
+        for live in self.lives():
+            self.watch(live)
+
+    def _tidy_timers(self) -> None:
+        for second, bucket in list(self.timers.items()):
+            kept = [live for live in dict.fromkeys(bucket) if live.status is not Status.ENDED]
+            if kept:
+                self.timers[second] = kept
+            else:
+                del self.timers[second]
+        self.seconds = list(self.timers)
+        heapify(self.seconds)
+        self.timed = sum(map(len, self.timers.values()))
+
+    def next_expiry_ms(self) -> int | None:
+        """When the timers are to be looked at next; None: nothing waits."""
+        return self.seconds[0] * 1000 if self.seconds else None
 
     def hold(self, live: Live) -> None:
         """Index a held request by its time."""
         heappush(self.held, (live.not_before_ms, live.key))
 
-    def watch(self, live: Live) -> None:
-        """Index a request by the second after which it has expired."""
-        self.unwatch(live)
-        live.timer = -(-live.expires_ms // 1000)
-        bucket = self.timers.get(live.timer)
-        if bucket is None:
-            bucket = self.timers[live.timer] = {}
-            heappush(self.seconds, live.timer)
-        bucket[live.key] = None
-
-    def unwatch(self, live: Live) -> None:
-        """Forget its timer."""
-        bucket = self.timers.get(live.timer)
-        if bucket is not None:
-            bucket.pop(live.key, None)
+    def is_paused(self, tenant: str, endpoint: str) -> bool:
+        """Whether a tenant may not run at an endpoint for now."""
+        pauses = self.pauses
+        return bool(pauses) and (
+            (tenant, endpoint) in pauses or (tenant, "") in pauses or ("", endpoint) in pauses
+        )
 
 
-def _tokens_max(endpoint: Endpoint, inputs: int) -> int:
+def is_eligible(queue: TenantQueue) -> bool:
+    """Whether its requests can be picked: it has a seat, and so has its family."""
+    if queue.seated is None:
+        return False
+    return queue.family is None or queue.family.seated is not None
+
+
+def tokens_max(endpoint: Endpoint, inputs: int) -> int:
     """Clamp of an estimate: each input's share, and together they have to fit in a batch."""
     return min(inputs * endpoint.tokens_max, endpoint.batch_tokens)
+
+
+def estimate(live: Live, endpoint: Endpoint) -> int:
+    """Tokens of a request: at least what its body is worth, at most what the endpoint takes."""
+    floor = live.size // FLOOR_BYTES_PER_TOKEN + 1
+    return min(max(live.given, floor), tokens_max(endpoint, live.inputs))

@@ -63,7 +63,7 @@ def test_what_cannot_be_used_is_set_aside_and_the_rest_goes_on(deployment: Deplo
         "nothing": (End.FAILED, Reason.UNKNOWN_ENDPOINT),
         "big": (End.FAILED, Reason.NEVER_FITS),
     }
-    deployment.until(lambda: not scheduler.shards[0].state.live, scheduler)
+    deployment.until(lambda: not scheduler.shards[0].state.ids, scheduler)
     assert deployment.recovers_as(scheduler.shards[0])
     assert "log in doubt: rebuilding the shard" not in deployment.notes.names()
 

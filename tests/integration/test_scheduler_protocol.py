@@ -115,7 +115,7 @@ def test_a_batch_whose_cycle_commits_while_the_lane_changes_hands_runs_once(
     deployment.submit("a")
     deployment.serve_all(["a"], shard, first, second)
     deployment.until(lambda: first.lane.phase is Phase.GONE, first)
-    deployment.until(lambda: not shard.state.live, shard)
+    deployment.until(lambda: not shard.state.ids, shard)
     assert deployment.dispatched() == ["a"]
     assert second.slots.started == [1]  # the fenced holder may compute it too, for nobody
     assert deployment.recovers_as(shard)
@@ -218,7 +218,7 @@ def test_what_was_open_at_kill_9_is_decided_anew_by_the_restarted_instance(
     deployment.submit("b")
     deployment.serve_all(["a", "b"], restarted, holder)
     shard = restarted.shards[0]
-    deployment.until(lambda: not shard.state.live, restarted)
+    deployment.until(lambda: not shard.state.ids, restarted)
     assert deployment.dispatched() == ["a", "b"]
     assert holder.slots.started == [1, 2]
     assert deployment.recovers_as(shard)

@@ -76,7 +76,7 @@ def test_a_zombie_of_the_same_instance_commits_nothing_and_ends_as_fenced(
     assert owner.stop() == 0, owner.text()
     assert (taken(zombie), taken(owner)) == (1, 1)
     assert deployment.dispatched() == requests.ids
-    assert not deployment.recovered().state.live
+    assert not deployment.recovered().state.ids
 
 
 def test_a_zombie_of_another_instance_rejoins_and_leaves_the_owner_alone(

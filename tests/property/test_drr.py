@@ -58,10 +58,10 @@ def served(ring: DeficitRoundRobin) -> tuple[str, int] | None:
         return None
     member, turn = chosen
     cost = member.queue.pop(0)
-    ring.charge(member, cost, turn)
     if member.queue:
-        ring.reprice(member, member.queue[0])
+        ring.serve(member, cost, turn, member.queue[0])
     else:
+        ring.charge(member, cost, turn)
         ring.leave(member, 30, 0)
         member.account.credit = 0  # the oracle has none
     return member.name, cost

@@ -21,7 +21,7 @@ def world_with_a_backlog() -> World:
     world.settle()
     for _ in range(60):
         world.step()
-    assert world.scheduler.shards[0].state.live
+    assert world.scheduler.shards[0].state.ids
     return world
 
 

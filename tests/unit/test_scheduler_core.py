@@ -188,7 +188,7 @@ def test_a_request_that_kills_its_workers_runs_alone_then_ends_with_a_reason() -
         cycle = core.cycle(after_ms=100 << attempt)
         assert [len(batch.requests) for batch in cycle.batches] == [1, 1, 1, 1], attempt
     assert {reason for _, reason in ended(core.hand_back(cycle, started=True))} == {"attempts"}
-    assert not core.state.live
+    assert not core.state.ids
 
 
 def test_a_batch_that_nobody_started_costs_no_attempt() -> None:
@@ -238,7 +238,7 @@ def test_a_tenant_that_is_removed_has_its_backlog_ended_with_a_reason() -> None:
     without = embed_policy(tenants={"globex": 1}, version=2, batch_wait_ms=60_000)
     cycle = core.cycle(Inputs(policies=[encode_policy(without)]))
     assert ended(cycle) == [("standard-0", "unknown_tenant")]
-    assert [live.tenant for live in core.state.live.values()] == ["globex"]
+    assert [live.tenant for live in core.state.lives()] == ["globex"]
 
 
 def test_a_policy_that_is_none_changes_nothing_and_is_reported() -> None:

@@ -146,7 +146,7 @@ def test_the_policy_bounds_the_inputs_of_a_request() -> None:
 # --- in the scheduler
 
 
-@pytest.mark.parametrize("cost", list(CostModel))
+@pytest.mark.parametrize("cost", [CostModel.REQUEST, CostModel.TOKEN])
 def test_equal_weights_get_equal_inputs_in_the_order_of_the_textbook(cost: CostModel) -> None:
     """One tenant sends 8 inputs a request, the other single ones, 10 tokens each."""
     unit = 10 if cost is CostModel.TOKEN else 1
@@ -219,7 +219,7 @@ def test_a_new_inputs_max_reprices_nothing_that_waits(
     chat = POLICY.endpoints[1]
     core = Core(replace(POLICY, endpoints=(endpoint, chat)), slots=0)
     core.take(*(core.request("acme", "gold", inputs=8, tokens=600) for _ in range(3)))
-    waiting = list(core.state.live.values())
+    waiting = list(core.state.lives())
     assert [live.cost for live in waiting] == [cost] * 3
     changed = replace(POLICY, version=2, endpoints=(replace(endpoint, inputs_max=inputs_max), chat))
     assert core.cycle(Read(policies=[encode_policy(changed)])).faults == []
@@ -257,13 +257,13 @@ def test_no_debt_is_above_what_the_batches_in_flight_can_cost(batch_requests: in
     core.finish(core.take(core.request("acme", "gold", inputs=8, tokens=500)), tokens=10**9)
     account = pool.rings["gold"].queues["acme"].account
     in_flight = pool.lanes[0].slots + pool.prefetch
-    assert core.state.debt_max(pool) == in_flight * PER_TOKEN.batch_tokens
+    assert pool.debt_max == in_flight * PER_TOKEN.batch_tokens
     assert account.deficit == -in_flight * PER_TOKEN.batch_tokens
     # Where requests have one input, decisions that were made already keep their floor.
     plain = replace(PER_TOKEN, inputs_max=0, batch_requests=batch_requests)
     core = Core(replace(POLICY, endpoints=(plain, POLICY.endpoints[1])))
     pool = core.state.pools["embed"]
-    assert core.state.debt_max(pool) == in_flight * batch_requests * plain.tokens_max
+    assert pool.debt_max == in_flight * batch_requests * plain.tokens_max
 
 
 def test_a_restored_state_charges_what_the_one_before_the_crash_did() -> None:
@@ -273,7 +273,7 @@ def test_a_restored_state_charges_what_the_one_before_the_crash_did() -> None:
     restored, (offsets,) = snapshot.load(snapshot.dump(core.state))
     snapshot.fill(restored, 0, [found for _, found in arrivals if found.offset in offsets])
     snapshot.finish_filling(restored)
-    assert [live.cost for live in restored.live.values()] == [8, 2, 5]
+    assert [live.cost for live in restored.lives()] == [8, 2, 5]
     assert snapshot.dump(restored) == snapshot.dump(core.state)
     now_ms = core.now_ms + 10
     assert run_cycle(restored, Read(), now_ms).steps == run_cycle(core.state, Read(), now_ms).steps

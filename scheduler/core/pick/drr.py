@@ -28,6 +28,16 @@ this round's quantum, so that leaving and returning never earns a second grant. 
 a positive deficit becomes `credit` (at most one maximum cost), which never buys a pick and
 only cancels later surcharges; debt stays, and halves with every `half_life_ms` of idleness.
 
+Two levels. Tenants with a parent share the parent's turns: a member of this ring may be a
+family, whose head is named by another ring, of its children. The outer ring pays and is
+paid back, the inner one keeps the balance among the children; each is the loop above. The
+inner pointer rests while the outer one is elsewhere, so a child's visit goes on across its
+parent's.
+
+Overtaking. A batch may be topped up with a request whose turn has not come, because the
+one whose turn it is does not fit into what is left. It is borrowed: the tenant pays at
+once, the pointer stays, nobody is granted anything for it.
+
 Settlement. A pick is charged an estimate; `settle` posts true minus estimated cost to the
 same account, in both directions. Debt has a floor (`debt_max`).
 
@@ -37,50 +47,54 @@ Unit of fairness: the cost model's unit. Trade-off: a small quantum serves in sm
 This file knows nothing of tiers, of requests' order, of clocks or logs.
 """
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-#: Idle time after which a debt is halved.
+#: Idle time after which a debt is halved, unless the policy says otherwise.
 HALF_LIFE_MS = 60_000
+#: A debt that was halved so often is nothing.
+_HALVINGS_MAX = 64
 
 
 class Account:
     """What the selector keeps of one tenant in one ring. Costs are in the pool's unit."""
 
-    __slots__ = ("credit", "deficit", "granted", "idle_since_ms", "increment", "seat", "stamp")
+    __slots__ = (
+        "credit", "deficit", "granted", "granted_there", "idle_since_ms", "increment", "seat",
+        "stamp",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.deficit = 0  #: unspent grants; negative: debt
         self.credit = 0  #: left over when it emptied; cancels surcharges only
         self.granted = 0  #: last round whose grant is in `deficit`
+        self.granted_there = 0  #: likewise in the sister ring, see `cross`
         self.seat = 0  #: place in the ring; 0: none
         self.increment = 1  #: quantum * weight
         self.idle_since_ms = 0  #: when it last emptied
         self.stamp = 0  #: the heap entry that is valid; older ones are stale
 
-    def load(self, dumped: list[int]) -> None:
-        """Reverse the selector's `dump_account`."""
-        (
-            self.deficit,
-            self.credit,
-            self.granted,
-            self.seat,
-            self.increment,
-            self.idle_since_ms,
-        ) = dumped
-
 
 class DeficitRoundRobin:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "_stamps", "next_seat", "round", "seat")
+    __slots__ = ("_heap", "_stamps", "half_life_ms", "next_seat", "round", "seat")
 
     def __init__(self) -> None:
+        self.half_life_ms = HALF_LIFE_MS
         self.round = 1  #: the round the pointer is in
         self.seat = 0  #: the seat the pointer stands on
         self.next_seat = 1
         self._heap: list[tuple[int, int, int, Any]] = []
         self._stamps = 0
+
+    def account(self) -> Account:
+        """Make an account."""
+        return Account()
+
+    def cross(self, account: Account) -> None:
+        """The member comes from the sister ring, whose rounds are others."""
+        account.granted, account.granted_there = account.granted_there, account.granted
 
     def enter(self, member: Any, cost: int, now_ms: int) -> None:
         """Seat a member that has eligible work again; `cost` is its head's."""
@@ -122,6 +136,18 @@ class DeficitRoundRobin:
             heappop(heap)
         return None
 
+    def following(self, limit: int) -> list[Any]:
+        """The next members after the first, in order, at most `limit`."""
+        heap = self._heap
+        taken: list[tuple[int, int, int, Any]] = []
+        while heap and len(taken) <= limit:
+            entry = heappop(heap)
+            if entry[2] == entry[3].account.stamp:
+                taken.append(entry)
+        for entry in taken:
+            heappush(heap, entry)
+        return [entry[3] for entry in taken[1:]]
+
     def turn_of(self, member: Any, cost: int) -> int:
         """Round in which a seated member's head of this cost is served; changes nothing."""
         account: Account = member.account
@@ -136,6 +162,34 @@ class DeficitRoundRobin:
         account.granted = turn
         self.round = turn
         self.seat = account.seat
+
+    def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
+        """`charge`, then `reprice` at the head that follows: what nearly every pick does.
+
+        The pointer stands on the member's seat now: its visit goes on while the deficit
+        covers the head, else it needs so many more grants.
+        """
+        account: Account = member.account
+        increment, seat = account.increment, account.seat
+        deficit = account.deficit + (turn - account.granted) * increment - cost
+        account.deficit = deficit
+        account.granted = self.round = turn
+        self.seat = seat
+        if next_cost > deficit:
+            turn -= (deficit - next_cost) // increment
+        heap = self._heap
+        before = account.stamp
+        self._stamps = account.stamp = stamp = self._stamps + 1
+        if heap[0][2] == before:
+            heapreplace(heap, (turn, seat, stamp, member))
+        else:
+            heappush(heap, (turn, seat, stamp, member))
+
+    def borrow(self, member: Any, cost: int) -> None:
+        """A pick before the member's turn: it pays, the pointer stays."""
+        account: Account = member.account
+        self._catch_up(account)
+        account.deficit -= cost
 
     def settle(
         self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
@@ -163,11 +217,10 @@ class DeficitRoundRobin:
             self._catch_up(account)
         account.increment = increment
 
-    @staticmethod
-    def _decay(account: Account, now_ms: int) -> None:
+    def _decay(self, account: Account, now_ms: int) -> None:
         if account.deficit < 0:
-            halvings = (now_ms - account.idle_since_ms) // HALF_LIFE_MS
-            account.deficit = -(-account.deficit >> halvings)
+            halvings = (now_ms - account.idle_since_ms) // self.half_life_ms
+            account.deficit = -(-account.deficit >> min(halvings, _HALVINGS_MAX))
 
     def _passed(self, account: Account) -> int:
         return self.round if account.seat <= self.seat else self.round - 1
@@ -198,7 +251,20 @@ class DeficitRoundRobin:
             account.seat,
             account.increment,
             account.idle_since_ms,
+            account.granted_there,
         ]
+
+    def load_account(self, account: Account, dumped: list[int]) -> None:
+        """Reverse `dump_account`."""
+        (
+            account.deficit,
+            account.credit,
+            account.granted,
+            account.seat,
+            account.increment,
+            account.idle_since_ms,
+            account.granted_there,
+        ) = dumped
 
     def dump(self) -> list[int]:
         """The pointer, for snapshots and equality; the heap is derived."""

@@ -11,14 +11,33 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 
+class Seat:
+    """Whether a member is in the queue, and what another selector would need of it."""
+
+    __slots__ = ("increment", "seat", "stamp")
+
+    def __init__(self) -> None:
+        self.increment = 1
+        self.seat = 0
+        self.stamp = 0
+
+
 class FirstInFirstOut:
     """One queue over all members; a member's turn is the order of its head."""
 
-    __slots__ = ("_heap", "_stamps")
+    __slots__ = ("_heap", "_stamps", "half_life_ms")
 
     def __init__(self) -> None:
+        self.half_life_ms = 0  #: plays no part
         self._heap: list[tuple[Any, int, Any]] = []
         self._stamps = 0
+
+    def account(self) -> Seat:
+        """Make a seat."""
+        return Seat()
+
+    def cross(self, account: Seat) -> None:
+        """Nothing to do."""
 
     def enter(self, member: Any, cost: int, now_ms: int) -> None:
         """A member has eligible work again."""
@@ -35,10 +54,8 @@ class FirstInFirstOut:
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """It has nothing eligible any more."""
-        del cost_max
-        member.account.seat = 0
-        member.account.stamp = 0
-        member.account.idle_since_ms = now_ms
+        del cost_max, now_ms
+        member.account.seat = member.account.stamp = 0
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose head is first, in round 0; changes nothing."""
@@ -50,12 +67,32 @@ class FirstInFirstOut:
             heappop(heap)
         return None
 
+    def following(self, limit: int) -> list[Any]:
+        """The next members after the first, in order."""
+        heap = self._heap
+        taken: list[tuple[Any, int, Any]] = []
+        while heap and len(taken) <= limit:
+            entry = heappop(heap)
+            if entry[1] == entry[2].account.stamp:
+                taken.append(entry)
+        for entry in taken:
+            heappush(heap, entry)
+        return [entry[2] for entry in taken[1:]]
+
     def turn_of(self, member: Any, cost: int) -> int:
         """There are no rounds."""
         del member, cost
         return 0
 
     def charge(self, member: Any, cost: int, turn: int) -> None:
+        """Nothing is charged."""
+
+    def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
+        """The next head takes its place."""
+        del cost, turn
+        self.reprice(member, next_cost)
+
+    def borrow(self, member: Any, cost: int) -> None:
         """Nothing is charged."""
 
     def settle(
@@ -67,16 +104,13 @@ class FirstInFirstOut:
         """Kept for a change of the policy back to another selector."""
         member.account.increment = increment
 
-    def dump_account(self, account: Any) -> list[int]:
-        """An account as it stands."""
-        return [
-            account.deficit,
-            account.credit,
-            account.granted,
-            account.seat,
-            account.increment,
-            account.idle_since_ms,
-        ]
+    def dump_account(self, account: Seat) -> list[int]:
+        """A seat as it stands."""
+        return [account.seat, account.increment]
+
+    def load_account(self, account: Seat, dumped: list[int]) -> None:
+        """Reverse `dump_account`."""
+        account.seat, account.increment = dumped
 
     def dump(self) -> list[int]:
         """Nothing to remember."""

@@ -5,15 +5,73 @@ then the earliest deadline (none is the latest), then arrival. Arrival is the lo
 time; ties end in the request's place in the log, so that the order is total and the same
 in every run.
 
+Aging, if the tenant wants it: each `aging_ms` of waiting are worth one step of priority.
+At any moment t a request's aged priority is
+
+    priority - (t - arrived) / aging_ms
+
+and t is the same for all that are compared, so the order is that of
+
+    priority * aging_ms + arrived
+
+which needs no clock, never saturates, and lets an old request pass any that comes
+999 * aging_ms later. It compares requests of one tenant alone: nobody ages into the share
+of others.
+
+All of it is one integer, so that a heap compares and keeps nothing else:
+
+    urgency << 160 | deadline << 112 | arrived << 64 | key
+
 This file knows nothing of other tenants.
 """
 
+#: Bits of a time: epoch milliseconds until the year 10,889.
+_TIME_BITS = 48
+_TIME_MASK = (1 << _TIME_BITS) - 1
+_KEY_BITS = 64
+KEY_MASK = (1 << _KEY_BITS) - 1
+_DEADLINE_SHIFT = _KEY_BITS + _TIME_BITS
+_URGENCY_SHIFT = _DEADLINE_SHIFT + _TIME_BITS
 #: A request without a deadline sorts after every one that has one.
-NO_DEADLINE = 1 << 62
-
-Order = tuple[int, int, int, int]
+_NO_DEADLINE = _TIME_MASK
 
 
-def order(priority: int, deadline_ms: int, arrived_ms: int, key: int) -> Order:
-    """Sort key of a request inside its tenant: the smallest goes first."""
-    return priority, deadline_ms or NO_DEADLINE, arrived_ms, key
+def order(priority: int, deadline_ms: int, arrived_ms: int, key: int, aging_ms: int = 0) -> int:
+    """Sort key of a request inside its tenant: the smallest goes first.
+
+    Args:
+        priority: 0 is the most urgent.
+        deadline_ms: epoch milliseconds, 0 for none.
+        arrived_ms: epoch milliseconds.
+        key: the request's place in the log (`schemas.records.pack_key`).
+        aging_ms: waiting that is worth a step of priority, 0: none is.
+    """
+    urgency = priority * aging_ms + arrived_ms if aging_ms else priority
+    return (
+        urgency << _URGENCY_SHIFT
+        | (deadline_ms or _NO_DEADLINE) << _DEADLINE_SHIFT
+        | arrived_ms << _KEY_BITS
+        | key
+    )
+
+
+def key_of(packed: int) -> int:
+    """The key in an order."""
+    return packed & KEY_MASK
+
+
+def arrived_of(packed: int) -> int:
+    """The arrival in an order, epoch milliseconds."""
+    return packed >> _KEY_BITS & _TIME_MASK
+
+
+def deadline_of(packed: int) -> int:
+    """The deadline in an order, epoch milliseconds; 0: none."""
+    deadline_ms = packed >> _DEADLINE_SHIFT & _TIME_MASK
+    return 0 if deadline_ms == _NO_DEADLINE else deadline_ms
+
+
+def priority_of(packed: int, aging_ms: int = 0) -> int:
+    """The priority in an order that was made with this `aging_ms`."""
+    urgency = packed >> _URGENCY_SHIFT
+    return (urgency - arrived_of(packed)) // aging_ms if aging_ms else urgency

@@ -4,20 +4,68 @@ Theory. Tiers are ranked by the policy's order. The choice is strict: the first 
 has eligible work is served, whatever waits below it. So a tier's service depends on the
 tiers above it alone, and inside a tier fairness is the second selector's business.
 
-This file knows nothing of tenants, costs or requests: it sees how much each tier has
-ready, in rank order.
+A tier may have a floor of f percent: that much of what is picked in the pool is its own
+while it has eligible work, whatever the tiers above it want. It is kept by a credit:
+
+    a pick of cost c from another tier     credit += f * c       (while it has eligible work)
+    the tier goes before those above it    when credit >= (100 - f) * cost of its head
+    such a pick of cost c                  credit -= (100 - f) * c
+    the tier has nothing eligible          credit  = 0
+
+so over any stretch in which it has work, its part of what was picked is at least f percent
+less one request, and a floor never serves it beyond f percent plus one. A pick that strict
+order gives it anyway costs nothing. What is not picked spends nothing, and a tier that
+comes back starts from nothing: it has no advantage from the time it was away.
+
+This file knows nothing of tenants or of requests: it sees, in rank order, what each tier
+has ready, what its head costs, its floor and its credit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 
-def first_ready(ready: Iterable[int]) -> int | None:
-    """Rank of the first tier with something ready; None when no tier has.
+def first_with_floors(
+    ready: Sequence[bool], costs: Sequence[int], floors: Sequence[int], earned: Sequence[int]
+) -> int | None:
+    """Rank of the tier that goes next; None when none is ready.
 
     Args:
-        ready: eligible requests of each tier, in rank order.
+        ready: whether each tier has eligible work, in rank order.
+        costs: what each tier's head costs; read only where it is ready.
+        floors: percent.
+        earned: credits, hundredths of cost.
+
+    Of several tiers whose credit suffices the highest goes first. Without floors it is the
+    first that is ready.
     """
-    for rank, count in enumerate(ready):
-        if count:
+    first = None
+    for rank, is_ready in enumerate(ready):
+        if not is_ready:
+            continue
+        if first is None:
+            first = rank
+        elif floors[rank] and earned[rank] >= (100 - floors[rank]) * costs[rank]:
             return rank
-    return None
+    return first
+
+
+def credits_after(
+    rank: int, cost: int, ready: Sequence[bool], floors: Sequence[int], earned: Sequence[int]
+) -> list[int]:
+    """Credits of all tiers after a pick of this cost from the tier of this rank.
+
+    `ready` is as it was at the pick.
+    """
+    is_by_floor = any(ready[:rank])
+    after = []
+    for other, credit in enumerate(earned):
+        floor = floors[other]
+        if not floor or not ready[other]:
+            after.append(0)
+        elif other != rank:
+            after.append(credit + floor * cost)
+        elif is_by_floor:
+            after.append(credit - (100 - floor) * cost)
+        else:
+            after.append(credit)
+    return after
