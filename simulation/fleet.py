@@ -264,6 +264,8 @@ class Fleet:
     def _turn(self, process: Process) -> bool:
         if process.is_turning or process.seen == self._changes:
             return False
+        if self.processes.get(process.name) is not process:  # gone while another was suspended
+            return False
         before = process.log.changes
         process.is_turning = True
         try:
