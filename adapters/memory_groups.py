@@ -156,8 +156,8 @@ class MemoryMembership:
         holders = self._group.holders
         share = self._group.share_of(self)
         lost = self._held - share
-        for number in lost:
-            del holders[number]
+        for number in [n for n, holder in holders.items() if holder is self and n not in share]:
+            del holders[number]  # also what one of the same instance held, and was not given us
         gained = {n for n in share - self._held if holders.get(n, self) is self}
         for number in gained:
             holders[number] = self

@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from simulation.world import Arrival
+from simulation.door import Arrival
 
 #: The engine's rule: four bytes are a token.
 BYTES_PER_TOKEN = 4
@@ -92,6 +92,56 @@ def on_off(
 def burst(random: Random, asker: Asker, at_ms: int, count: int) -> list[Arrival]:
     """`count` requests at one moment; a smaller burst is the beginning of a larger one."""
     return [_arrival(random, asker, at_ms) for _ in range(count)]
+
+
+def sized(random: Random, arrivals: list[Arrival], asker: Asker, median: int) -> list[Arrival]:
+    """The same requests with heavy-tailed sizes: log-normal tokens around `median`.
+
+    About one in fifty has more than eight times as many; clamped to the asker's least and most.
+    """
+    return [
+        arrival._replace(body=text_body(_clamped(random.lognormvariate(0, 1) * median, asker)))
+        for arrival in arrivals
+    ]
+
+
+def pareto(random: Random, arrivals: list[Arrival], asker: Asker, alpha: float) -> list[Arrival]:
+    """Likewise with Pareto's tail from the asker's least on: the smaller `alpha`, the heavier."""
+    return [
+        arrival._replace(
+            body=text_body(_clamped(random.paretovariate(alpha) * asker.tokens_min, asker))
+        )
+        for arrival in arrivals
+    ]
+
+
+def _clamped(tokens: float, asker: Asker) -> int:
+    return int(min(max(tokens, asker.tokens_min), asker.tokens_max))
+
+
+class Agent:
+    """A closed loop: asks, waits for the answer, thinks, asks again, `turns` times.
+
+    `first` is its first turn; `after(now)` the next one, once the last has ended. A tenant
+    may have several; each draws from its own generator.
+    """
+
+    def __init__(
+        self, random: Random, asker: Asker, start_ms: int, turns: int, think_ms: int
+    ) -> None:
+        self._random = random
+        self._asker = asker
+        self._left = turns - 1
+        self._think_ms = think_ms
+        self.first = _arrival(random, asker, start_ms)
+
+    def after(self, now_ms: int) -> Arrival | None:
+        """The turn that follows on an answer at `now_ms`, thinking included; None: no more."""
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        thinks_ms = int(self._random.expovariate(1 / self._think_ms)) if self._think_ms else 0
+        return _arrival(self._random, self._asker, now_ms + thinks_ms)
 
 
 def few(random: Random, asker: Asker, start_ms: int, stop_ms: int, count: int) -> list[Arrival]:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from schemas.policy import NAME_PATTERN, NAME_RULE
 from schemas.policy_check import BATCH_BYTES_MAX
+from simulation.door import Arrival
 from simulation.tenants import BYTES_PER_TOKEN
-from simulation.world import Arrival
 from workers.engines.simulated import OUTPUT_TOKENS_MAX
 
 HEADER = ("arrival_ms", "tenant", "endpoint", "input_tokens", "output_tokens")

@@ -17,14 +17,17 @@ from adapters.memory import MemoryLog
 from scheduler.core.cycle import due_ms
 from scheduler.core.snapshot import dump
 from scheduler.service import Scheduler
-from schemas.codec import decode_header, header
-from schemas.policy import POLICY_KEY, Policy, encode_policy
-from schemas.records import VERSION, Request, Result
+from schemas.codec import decode_header
+from schemas.policy import Policy
+from schemas.records import Result
 from schemas.topics import Topics
-from simulation.faults import Killed
+from simulation.door import Arrival, Door
+from simulation.process_log import Killed
 from workers.engines.simulated import SimulatedEngine, SimulatedSettings
 from workers.service import WorkerService, WorkerSettings
 from workers.slots_virtual import VirtualSlots
+
+__all__ = ["Arrival", "Served", "Silence", "VirtualClock", "Workers", "World"]
 
 #: Where every simulated history begins: 2025-01-01T00:00:00Z, in epoch milliseconds.
 EPOCH_MS = 1_735_689_600_000
@@ -69,20 +72,6 @@ class Silence:
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Drop it."""
-
-
-class Arrival(NamedTuple):
-    """A request to come: `at_ms` after the beginning."""
-
-    at_ms: int
-    tenant: str
-    endpoint: str
-    tier: str
-    body: bytes
-    output_tokens_max: int = 0
-    priority: int = 500
-    deadline_ms: int = 0  # after its arrival; 0: none
-    id: str = ""  # "": numbered
 
 
 class Workers(NamedTuple):
@@ -145,9 +134,9 @@ class World:
         self.on_served: Callable[[Served], None] | None = None
         self._arrivals: list[tuple[int, int, Arrival]] = []
         self._numbered = 0
-        self._endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
         self.log.ensure_topics(self.topics.of(policy))
-        self._producer = self.log.producer()
+        self._door = Door(self.log, self.topics, policy)
+        self._producer = self._door.producer
         self.publish_policy(policy)
         self._results = self.log.reader()
         self._results.assign(
@@ -176,8 +165,7 @@ class World:
     def publish_policy(self, policy: Policy) -> None:
         """Publish another policy; the services follow it."""
         self.policy = policy
-        self._endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
-        self._producer.send(self.topics.policy, 0, encode_policy(policy), key=POLICY_KEY)
+        self._door.publish(policy)
 
     def crash_scheduler(self) -> None:
         """Kill -9 the scheduler and start another: nothing is closed, nothing is said."""
@@ -204,25 +192,7 @@ class World:
         """Publish a request now, as the ingress does; returns its id."""
         self.submitted += 1
         request_id = arrival.id or f"r{self.submitted:07d}"
-        pool = self._endpoints[arrival.endpoint].pool
-        deadline_ms = self.clock.now_ms() + arrival.deadline_ms if arrival.deadline_ms else 0
-        meta = Request(
-            v=VERSION,
-            id=request_id,
-            tenant=arrival.tenant,
-            endpoint=arrival.endpoint,
-            priority=arrival.priority,
-            deadline_ms=deadline_ms,
-            input_tokens=-(-len(arrival.body) // 4),
-            output_tokens_max=arrival.output_tokens_max,
-        )
-        self._producer.send(
-            self.topics.requests(arrival.tier),
-            self.topics.request_partition(pool, arrival.tenant, self.policy),
-            arrival.body,
-            key=arrival.tenant.encode(),
-            headers=header(meta),
-        )
+        self._door.submit(arrival, request_id, self.clock.now_ms())
         return request_id
 
     # --- time

@@ -133,6 +133,16 @@ def test_a_member_that_polls_again_in_time_keeps_its_partitions(
     assert other.poll(0) is None
 
 
+def test_what_a_replaced_member_held_and_its_heir_is_not_given_is_free(log: MemoryLog) -> None:
+    """The first of an instance holds both; another joins, and the first is killed meanwhile."""
+    first = log.membership("g", "t", "a")
+    assert first.poll(0) == Change((0, 1), ())
+    other = log.membership("g", "t", "b")
+    replaced = log.membership("g", "t", "a")
+    assert replaced.poll(0) == Change((0,), ())
+    assert other.poll(0) == Change((1,), ())
+
+
 def test_time_in_a_partition_never_goes_back(log: MemoryLog, clock: ManualClock) -> None:
     producer = log.producer()
     producer.send("t", 0, b"a")

@@ -1,0 +1,349 @@
+"""The rules about one shard's decisions, folded anew from the log alone.
+
+This is no second scheduler: it keeps who is where (waiting, in a lane's hands, ended) and
+checks that each step was allowed; it chooses nothing and knows no cost. It is written apart
+from scheduler.core and imports nothing of it.
+
+What belongs here: one shard's decisions, step by step. What does not: whether the other
+topics say the same (simulation.invariants).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from schemas.log import Partition
+from schemas.policy import Endpoint, Policy, Tenant, decode_policy
+from schemas.reasons import Reason
+from schemas.records import (
+    Arrived,
+    Cancel,
+    ControlSaid,
+    Decision,
+    End,
+    Ended,
+    Finished,
+    HandedBack,
+    Picked,
+    PolicySet,
+    Read,
+    Request,
+    Requeued,
+    Sealed,
+    Seen,
+    WorkerRecord,
+    WorkerSaid,
+    pack_key,
+)
+from simulation.judged import Asked, Decided, Ending, Lane, Life, end_of, told
+from simulation.rules import InvariantError, Rule
+
+#: Timers have seconds: what expires in one is ended by its end, and what comes late is
+#: looked at by the decision after the one that takes it in.
+TIMER_MS = 1_000
+
+
+class JudgedShard:
+    """Folds decisions; `asked` gives the request at a place, `said` what a lane says next."""
+
+    def __init__(
+        self,
+        shard: int,
+        asked: Callable[[Partition, int, int], list[tuple[int, Asked]]],
+        said: Callable[[Lane], WorkerRecord | None],
+    ) -> None:
+        self.shard = shard
+        self.seq = 0
+        self.now_ms = 0
+        self.lives: dict[int, Life] = {}
+        self._rules: dict[type, Callable[[Any, Decided], None]] = {
+            PolicySet: self._set_policy,
+            Arrived: self._arrived,
+            ControlSaid: self._control,
+            WorkerSaid: self._worker_said,
+            Read: self._read,
+            Ended: self._ended,
+            Requeued: self._requeued,
+            Picked: self._picked,
+            Sealed: self._sealed,
+        }
+        self._asked = asked
+        self._said = said
+        self._ids: dict[str, int | None] = {}  # None: ended
+        self._parts: dict[Partition, int] = {}
+        self._positions: dict[Partition, int] = {}
+        self._pending: set[tuple[Partition, int]] = set()
+        self._twins: dict[tuple[Partition, int], str] = {}
+        self._unwanted: dict[int, Life] = {}
+        self._flights: dict[Lane, dict[int, list[int]]] = {}
+        self._slots: dict[Lane, int] = {}
+        self._open: list[Life] = []
+        self._number = 1
+        self._policy: Policy | None = None
+        self._tenants: dict[str, Tenant] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+
+    @property
+    def flights(self) -> int:
+        """Batches that have not ended."""
+        return sum(map(len, self._flights.values()))
+
+    def endpoint(self, name: str) -> Endpoint | None:
+        """An endpoint under the policy that holds."""
+        return self._endpoints.get(name)
+
+    def decide(self, decision: Decision) -> Decided:
+        """Take one decision. Raises InvariantError."""
+        if decision.seq != self.seq + 1:
+            self._break(Rule.SEQUENCE, f"decision {decision.seq} follows {self.seq}")
+        if decision.now_ms < self.now_ms:
+            self._break(Rule.CLOCK, f"from {self.now_ms} to {decision.now_ms}")
+        self.seq, self.now_ms = decision.seq, decision.now_ms
+        decided = Decided()
+        for step in decision.steps:
+            judged = self._rules.get(type(step))
+            if judged is not None:
+                judged(step, decided)
+        if self._open:
+            self._break(Rule.AGREE, f"{self._open[0].meta.id} is picked and in no batch")
+        for life in self._unwanted.values():
+            if not life.batch:
+                self._break(Rule.CANCELLED, f"{life.meta.id} is in nobody's hands and goes on")
+        return decided
+
+    def _break(self, rule: Rule, case: str) -> None:
+        raise InvariantError(rule, f"shard {self.shard}, decision {self.seq}: {case}")
+
+    def _life(self, key: int, what: str) -> Life:
+        life = self.lives.get(key)
+        if life is None:
+            self._break(Rule.AFTER_END, f"{what}: request {key:#x} is not live")
+        assert life is not None
+        return life
+
+    def _moved(self, partition: Partition, position: int) -> None:
+        if position < self._positions.get(partition, 0):
+            self._break(Rule.SEQUENCE, f"the position in {partition} goes back to {position}")
+        self._positions[partition] = position
+
+    def _read(self, step: Read, _: Decided) -> None:
+        self._moved((step.topic, step.partition), step.position)
+
+    def _set_policy(self, step: PolicySet, _: Decided) -> None:
+        policy = decode_policy(step.document)
+        self._policy = policy
+        self._tenants = {tenant.name: tenant for tenant in policy.tenants}
+        self._endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
+
+    # --- coming
+
+    def _arrived(self, step: Arrived, decided: Decided) -> None:
+        partition = (step.topic, step.partition)
+        index = self._parts.setdefault(partition, len(self._parts))
+        if step.start != self._positions.get(partition, step.start):
+            self._break(Rule.SEQUENCE, f"{partition} goes on at {step.start}")
+        self._moved(partition, step.stop)
+        refused = dict(step.refused)
+        for offset, asked in self._asked(partition, step.start, step.stop):
+            reason = refused.pop(offset, None)
+            key = pack_key(index, offset)
+            was_unwanted = (partition, offset) in self._pending
+            self._pending.discard((partition, offset))
+            if asked.meta is None:
+                if reason not in (Reason.UNREADABLE, Reason.UNKNOWN_VERSION):
+                    self._break(Rule.REASON, f"an unreadable request is taken for {reason}")
+            elif reason is None:
+                self._admit(key, asked.meta, asked, was_unwanted)
+            elif reason == Reason.DUPLICATE:
+                self._duplicate((partition, offset), asked.meta)
+            else:
+                self._refuse(asked.meta, asked, reason, was_unwanted)
+                decided.endings.append(Ending(asked.meta.id, end_of(reason), reason))
+        if refused:
+            self._break(Rule.CAME, f"refused in {partition}: {refused}")
+
+    def _admit(self, key: int, meta: Request, asked: Asked, was_unwanted: bool) -> None:
+        if meta.id in self._ids:
+            self._break(Rule.ONE_RESULT, f"{meta.id} is taken in a second time")
+        if was_unwanted:
+            self._break(Rule.CANCELLED, f"{meta.id} was cancelled before it came")
+        self._may_run(meta, asked.tier)
+        self._ids[meta.id] = key
+        self.lives[key] = Life(key, meta, asked, self.seq)
+
+    def _duplicate(self, place: tuple[Partition, int], meta: Request) -> None:
+        if meta.id not in self._ids:
+            self._break(Rule.REASON, f"{meta.id} is dropped as a duplicate of nothing")
+        self._twins[place] = meta.id
+
+    def _refuse(self, meta: Request, asked: Asked, reason: str, was_unwanted: bool) -> None:
+        self._ids[meta.id] = None
+        self._is_so(meta, asked.tier, reason, was_unwanted)
+
+    def _why_not(self, meta: Request, tier: str) -> Reason | None:
+        tenant = self._tenants.get(meta.tenant)
+        if tenant is None:
+            return Reason.UNKNOWN_TENANT
+        if meta.endpoint not in self._endpoints:
+            return Reason.UNKNOWN_ENDPOINT
+        return None if tier in tenant.tiers else Reason.TIER_NOT_ALLOWED
+
+    def _may_run(self, meta: Request, tier: str) -> None:
+        reason = self._why_not(meta, tier)
+        if reason is not None:
+            self._break(Rule.POLICY, f"{meta.id} of {meta.tenant}: {reason}")
+
+    def _is_so(self, meta: Request, tier: str, reason: str, was_cancelled: bool) -> None:
+        """Reasons that this oracle can check are so; others are let pass."""
+        endpoint = self._endpoints.get(meta.endpoint)
+        by_policy = (Reason.UNKNOWN_TENANT, Reason.UNKNOWN_ENDPOINT, Reason.TIER_NOT_ALLOWED)
+        is_wrong = (
+            (reason in by_policy and self._why_not(meta, tier) != reason)
+            or (reason == Reason.CANCELLED and not was_cancelled)
+            or (reason == Reason.DEADLINE and not meta.deadline_ms)
+            or (reason == Reason.DUPLICATE)
+            or (reason == Reason.ATTEMPTS and endpoint is None)
+        )
+        if is_wrong:
+            self._break(Rule.REASON, f"{meta.id} of {meta.tenant} in {tier}: {reason}")
+
+    # --- going
+
+    def _control(self, step: ControlSaid, decided: Decided) -> None:
+        record = step.record
+        if not isinstance(record, Cancel):
+            return
+        partition = (record.topic, record.partition)
+        if record.offset >= self._positions.get(partition, 0):
+            self._pending.add((partition, record.offset))
+            return
+        key: int | None = pack_key(self._parts[partition], record.offset)
+        twin = self._twins.get((partition, record.offset))
+        if twin is not None:
+            key = self._ids.get(twin)
+        life = self.lives.get(key) if key is not None else None
+        if life is None:
+            return
+        life.is_cancelled = True
+        self._unwanted[life.key] = life
+        for lane, flights in self._flights.items():
+            if life.batch in flights:
+                decided.cancels.append((lane, life.batch, life.key))
+
+    def _ended(self, step: Ended, decided: Decided) -> None:
+        life = self._life(step.key, "ended")
+        meta = life.meta
+        if life.batch:
+            self._break(Rule.ONE_HAND, f"{meta.id} is ended while batch {life.batch} has it")
+        if life.is_cancelled and step.reason != Reason.CANCELLED:
+            self._break(Rule.CANCELLED, f"{meta.id} ends as {step.reason}")
+        self._is_so(meta, life.asked.tier, step.reason, life.is_cancelled)
+        endpoint = self._endpoints.get(meta.endpoint)
+        if step.reason == Reason.EXPIRED and endpoint is not None:
+            left_ms = life.asked.arrived_ms + endpoint.wait_ms_max - self.now_ms
+            if left_ms > 0:
+                self._break(Rule.REASON, f"{meta.id} expires {left_ms} ms too early")
+        if step.reason == Reason.ATTEMPTS and life.handed_back < life.attempt:
+            self._break(Rule.REASON, f"{meta.id}: {life.attempt} attempts")
+        self._close(life)
+        decided.endings.append(Ending(meta.id, end_of(step.reason), step.reason))
+
+    def _close(self, life: Life) -> None:
+        del self.lives[life.key]
+        self._unwanted.pop(life.key, None)
+        self._ids[life.meta.id] = None
+
+    # --- lanes
+
+    def _worker_said(self, step: WorkerSaid, decided: Decided) -> None:
+        lane = (step.pool, step.lane)
+        said = self._said(lane)
+        record = step.record
+        if told(said) != told(record):
+            self._break(Rule.AGREE, f"{lane} said {said!r}; taken for {record!r}")
+        flights = self._flights.setdefault(lane, {})
+        match record:
+            case Seen():
+                self._slots[lane] = record.slots
+            case Finished():
+                keys = self._land(lane, flights, record.number)
+                if keys != [outcome.key for outcome in record.outcomes]:
+                    self._break(Rule.AGREE, f"batch {record.number} ends with other requests")
+                for outcome in record.outcomes:
+                    life = self._life(outcome.key, "finished")
+                    self._close(life)
+                    decided.endings.append(Ending(life.meta.id, outcome.end))
+                    if outcome.end is End.CANCELLED and not life.is_cancelled:
+                        self._break(Rule.CANCELLED, f"{life.meta.id}: nobody cancelled it")
+            case HandedBack():
+                for key in self._land(lane, flights, record.number):
+                    life = self._life(key, "handed back")
+                    life.batch = 0
+                    life.handed_back += 1
+            case _:  # advice
+                pass
+
+    def _land(self, lane: Lane, flights: dict[int, list[int]], number: int) -> list[int]:
+        keys = flights.pop(number, None)
+        if keys is None:
+            self._break(Rule.ONE_HAND, f"batch {number} is not with {lane}")
+        return keys or []
+
+    def _requeued(self, step: Requeued, _: Decided) -> None:
+        life = self._life(step.key, "queued again")
+        if life.batch:
+            self._break(Rule.ONE_HAND, f"{life.meta.id} is queued while batch {life.batch} has it")
+        if not life.attempt <= step.attempt <= life.handed_back:
+            self._break(Rule.AGREE, f"{life.meta.id}: attempt {step.attempt} after {life}")
+        life.attempt, life.not_before_ms = step.attempt, step.not_before_ms
+
+    def _picked(self, step: Picked, _: Decided) -> None:
+        life = self._life(step.key, "picked")
+        meta, asked = life.meta, life.asked
+        if life.batch or life in self._open:
+            self._break(Rule.ONE_HAND, f"{meta.id} is picked while batch {life.batch} has it")
+        if life.is_cancelled:
+            self._break(Rule.CANCELLED, f"{meta.id} is picked")
+        self._may_run(meta, asked.tier)
+        if self.now_ms < life.not_before_ms:
+            self._break(Rule.ONE_HAND, f"{meta.id} is picked before its pause is over")
+        endpoint = self._endpoints[meta.endpoint]
+        late_ms = self.now_ms + endpoint.service_ms - meta.deadline_ms
+        if meta.deadline_ms and late_ms > 0:
+            self._break(Rule.EXPIRED, f"{meta.id} is picked {late_ms} ms too late to be in time")
+        late_ms = self.now_ms - asked.arrived_ms - endpoint.wait_ms_max
+        if late_ms >= TIMER_MS and life.since < self.seq:
+            self._break(Rule.EXPIRED, f"{meta.id} is picked {late_ms} ms after it has expired")
+        self._open.append(life)
+
+    def _sealed(self, step: Sealed, decided: Decided) -> None:
+        lane = (step.pool, step.lane)
+        if step.number != self._number:
+            self._break(Rule.SEQUENCE, f"batch {step.number}; the next is {self._number}")
+        self._number += 1
+        flights = self._flights.setdefault(lane, {})
+        assert self._policy is not None, "a batch without a policy"
+        pool = self._policy.pool(step.pool)
+        room = self._slots.get(lane, 0) + (pool.prefetch if pool else 0)
+        if not self._slots.get(lane) or len(flights) >= room:
+            self._break(Rule.ROOM, f"{lane} has {len(flights)} batches and room for {room}")
+        if not self._open:
+            self._break(Rule.BATCH, f"batch {step.number} is empty")
+        for life in self._open:
+            if self._endpoints[life.meta.endpoint].pool != step.pool:
+                self._break(Rule.POLICY, f"{life.meta.id} is sent to {step.pool}")
+            life.batch = step.number
+        self._keeps_to_limits(step)
+        flights[step.number] = [life.key for life in self._open]
+        decided.batches[step.number] = (lane, self._open)
+        self._open = []
+
+    def _keeps_to_limits(self, step: Sealed) -> None:
+        if len(self._open) == 1:  # alone it always fits, or it would wait for ever
+            return
+        endpoint = self._endpoints[self._open[0].meta.endpoint]
+        inputs = sum(max(1, life.meta.inputs) for life in self._open)
+        size = sum(life.asked.size for life in self._open)
+        if inputs > endpoint.batch_requests or size > endpoint.batch_bytes:
+            self._break(Rule.BATCH, f"batch {step.number}: {inputs} inputs, {size} bytes")
+        if any(life.attempt for life in self._open):
+            self._break(Rule.BATCH, f"batch {step.number}: what killed a worker is not alone")
