@@ -7,7 +7,9 @@ a reason, anything else a fault that names its place; reading goes on.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.core.apply import Arrival
+from scheduler.core.arrivals import (
+    Arrival,
+)
 from scheduler.core.cycle import Inputs, RequestRange
 from scheduler.core.state import State
 from schemas.codec import DecodeError, decode_header, decode_value, passed_through

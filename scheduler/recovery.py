@@ -13,14 +13,21 @@ from dataclasses import dataclass, field
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.apply import Arrival, StateMismatchError, apply
+from scheduler.core.apply import (
+    apply,
+)
+from scheduler.core.arrivals import (
+    Arrival,
+)
+from scheduler.core.mismatch import (
+    StateMismatchError,
+)
 from scheduler.core.snapshot import fill, finish_filling, load
 from scheduler.core.state import State
 from scheduler.inputs import Body, read_request
 from scheduler.ports import Notes
 from schemas.codec import DecodeError, chain, decode_header, decode_value
-from schemas.log import Bounds, Log, Partition, Record, UnavailableError
-from schemas.records import (
+from schemas.decisions import (
     Arrived,
     Chain,
     Decision,
@@ -28,6 +35,7 @@ from schemas.records import (
     SnapshotChunk,
     TopicMet,
 )
+from schemas.log import Bounds, Log, Partition, Record, UnavailableError
 from schemas.topics import Topics
 
 #: Records read from the end of `decisions` to find the latest snapshot, the first try.

@@ -15,6 +15,11 @@ from msgspec import DecodeError as _MsgpackError
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
+from schemas.decisions import (
+    Chain,
+    Decision,
+    SnapshotChunk,
+)
 from schemas.log import Headers, Record
 from schemas.reasons import Reason
 from schemas.records import (
@@ -23,16 +28,13 @@ from schemas.records import (
     Batch,
     BatchCancel,
     Cancel,
-    Chain,
     Dead,
-    Decision,
     Finished,
     HandedBack,
     Refusal,
     Request,
     Result,
     Seen,
-    SnapshotChunk,
     Started,
 )
 from schemas.usage import Cost, UsageLost, UsageSum

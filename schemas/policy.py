@@ -20,7 +20,10 @@ POLICY_KEY = b"policy"
 
 
 class CostModel(StrEnum):
-    """What a request is charged: 1, or its input and output tokens."""
+    """What a request is charged: 1, its input and output tokens, or milliseconds of service.
+
+    `adaptive` estimates the service by what the tenant's requests took so far.
+    """
 
     REQUEST = "request"
     TOKEN = "token"  # noqa: S105 - a unit, no secret
@@ -31,7 +34,7 @@ class Fairness(StrEnum):
     """How a pool chooses among the tenants of a tier."""
 
     DRR = "drr"
-    VTC = "vtc"
+    VTC = "vtc"  # the tenant that got least service, by weight
     FIFO = "fifo"  # a control: one queue by priority, deadline, arrival
 
 
@@ -48,7 +51,11 @@ class Topology(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Tier(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A class of service."""
+    """A class of service.
+
+    `floor` is the percentage of what is picked in a pool that the tier gets while it has
+    eligible work, whatever the tiers above it want.
+    """
 
     name: str
     floor: int = 0
@@ -77,6 +84,12 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     `weight` multiplies what a request takes from a tenant's limits (heavier models: more).
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
+    `token_us`: expected service of a token, beside `service_ms`. `service_ms_max` clamps
+    learned costs. When the next request does not fit into the rest of a batch, up to
+    `overtake_max` others may. A debt halves with every `half_life_ms` that its tenant idles.
+    `in_flight`: requests that a tenant is guaranteed to have in workers' hands; `burst` more
+    only while nobody of its tier below its own guarantee wants the room. `waiting`: requests
+    of a tenant that may wait. None: no limit; 0 means zero.
     """
 
     name: str
@@ -107,14 +120,19 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An organisation. `tiers` are those it may use, the first is its default.
 
-    `requests_per_minute` overrides an endpoint's limit, by endpoint name.
+    With a `parent`, another tenant, it shares the parent's part with the parent's other
+    children, by weight; the parent's own requests count as one more child of weight 1.
+    `aging_ms`: each so many milliseconds of waiting are worth one step of priority against
+    the tenant's own other requests; 0: none. `requests_per_minute`, `in_flight`, `burst`
+    and `waiting` override an endpoint's, by endpoint name; a parent's limits count its
+    children's requests as well.
     """
 
     name: str
     tiers: tuple[str, ...]
     weight: int = 1
     requests_per_minute: dict[str, int] = field(default_factory=dict)
-    parent: str = ''
+    parent: str = ""
     aging_ms: int = 0
     in_flight: dict[str, int] = field(default_factory=dict)
     burst: dict[str, int] = field(default_factory=dict)

@@ -36,6 +36,7 @@ class Reason(StrEnum):
     UNREADABLE = "unreadable"
     UNKNOWN_VERSION = "unknown_version"
     UNKNOWN_TENANT = "unknown_tenant"
+    WAITING_LIMIT = "waiting_limit"
     EXPIRED = "expired"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
@@ -44,7 +45,6 @@ class Reason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     LOST_BY_LOG = "lost_by_log"
     DUPLICATE = "duplicate"
-    WAITING_LIMIT = "waiting_limit"
 
 
 class Advice(NamedTuple):
@@ -56,7 +56,6 @@ class Advice(NamedTuple):
 
 
 TABLE: dict[Reason, Advice] = {
-    Reason.WAITING_LIMIT: Advice(429, Retry.LATER, "x"),
     Reason.UNAUTHENTICATED: Advice(
         401, Retry.NEVER, "Send a valid key as 'Authorization: Bearer <key>'."
     ),
@@ -74,6 +73,9 @@ TABLE: dict[Reason, Advice] = {
     Reason.NOT_FOUND: Advice(404, Retry.NEVER, "No request of this id for this tenant."),
     Reason.RATE_LIMIT: Advice(
         429, Retry.LATER, "A limit of the tenant is used up; come back after Retry-After."
+    ),
+    Reason.WAITING_LIMIT: Advice(
+        429, Retry.LATER, "The tenant has as many requests waiting as it may; come back later."
     ),
     Reason.NEVER_FITS: Advice(
         403, Retry.NEVER, "The limit is smaller than this request; ask for a higher limit."

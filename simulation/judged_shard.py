@@ -11,27 +11,29 @@ topics say the same (simulation.invariants).
 from collections.abc import Callable
 from typing import Any
 
+from schemas.decisions import (
+    Arrived,
+    ControlSaid,
+    Decision,
+    Ended,
+    Picked,
+    PolicySet,
+    Read,
+    Requeued,
+    Sealed,
+    WorkerSaid,
+)
 from schemas.log import Partition
 from schemas.policy import Endpoint, Policy, Tenant, decode_policy
 from schemas.reasons import Reason
 from schemas.records import (
-    Arrived,
     Cancel,
-    ControlSaid,
-    Decision,
     End,
-    Ended,
     Finished,
     HandedBack,
-    Picked,
-    PolicySet,
-    Read,
     Request,
-    Requeued,
-    Sealed,
     Seen,
     WorkerRecord,
-    WorkerSaid,
     pack_key,
 )
 from simulation.judged import Asked, Decided, Ending, Lane, Life, end_of, told

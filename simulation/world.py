@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from adapters.memory import MemoryLog
-from scheduler.core.cycle import due_ms
+from scheduler.core.batches import (
+    due_ms,
+)
 from scheduler.core.snapshot import dump
 from scheduler.service import Scheduler
 from schemas.codec import decode_header
@@ -228,7 +230,8 @@ class World:
         for shard in self.scheduler.shards.values():
             due = due_ms(shard.state)
             times += [due] if due is not None else []
-            times += [second * 1000 for second in shard.state.timers]
+            expiry = shard.state.next_expiry_ms()
+            times += [expiry] if expiry is not None else []
         times += [end for worker in self.workers if (end := worker.next_ms()) is not None]
         return min(times, default=None)
 

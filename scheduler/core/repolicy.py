@@ -10,19 +10,21 @@ from scheduler.core.queues import (
     dequeue,
     enqueue,
     hold,
-    increment,
-    join,
     land,
     launch,
+    retoken,
+    set_aside,
+    unhold,
+    why_not,
+)
+from scheduler.core.seats import (
+    increment,
+    join,
     limit,
     move,
     queue_of,
     reseat,
     reseat_family,
-    retoken,
-    set_aside,
-    unhold,
-    why_not,
 )
 from scheduler.core.state import Lane, PoolState, Ring, State, estimate
 from scheduler.core.tenants import Live, Status, Use

@@ -13,19 +13,24 @@ from typing import cast
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.apply import Arrival, new_live
+from scheduler.core.arrivals import (
+    Arrival,
+    new_live,
+)
 from scheduler.core.pick import Selector
 from scheduler.core.queues import (
     enqueue,
-    family_of,
     hold,
-    join,
     launched,
+    set_aside,
+)
+from scheduler.core.seats import (
+    family_of,
+    join,
     limit,
     queue_of,
     resume,
     resume_family,
-    set_aside,
 )
 from scheduler.core.state import Flight, Lane, Part, PoolState, Ring, State
 from scheduler.core.tenants import Family, Status, TenantQueue, Use

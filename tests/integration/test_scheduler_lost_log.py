@@ -106,7 +106,7 @@ def test_a_shard_stops_when_what_it_has_not_read_is_cut_off(deployment: Deployme
     first = deployment.running()
     for offset in (1, 2):
         deployment.cancel(offset)
-    deployment.until(lambda: not first.state.live, first)
+    deployment.until(lambda: not first.state.ids, first)
     first.write_snapshot()
     first.close()
     deployment.submit("never read")

@@ -77,7 +77,7 @@ def test_a_request_too_large_for_dead_is_named_there_without_its_body() -> None:
     (record,) = read(made, made.topics.dead)
     assert record.value == b""
     assert decode_header(record, Dead).reason == "unknown_endpoint"
-    assert made.served[0].result.reason == "unknown_endpoint"
+    assert "unknown_endpoint" in {served.result.reason for served in made.served}
 
 
 def test_metadata_counts_towards_the_size_of_a_request() -> None:

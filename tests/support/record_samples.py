@@ -2,38 +2,43 @@
 
 from msgspec import Struct
 
-from schemas import records, usage
+from schemas import decisions, records, usage
+from schemas.decisions import (
+    Arrived,
+    Chain,
+    ControlSaid,
+    Decision,
+    Ended,
+    Picked,
+    PolicySet,
+    Read,
+    Released,
+    Requeued,
+    Sealed,
+    SnapshotChunk,
+    TopicMet,
+    Unpaused,
+    WorkerSaid,
+)
 from schemas.records import (
     ApiKey,
-    Arrived,
     Batch,
     BatchCancel,
     Cancel,
-    Chain,
-    ControlSaid,
     Dead,
-    Decision,
     End,
-    Ended,
     Finished,
     HandedBack,
     Item,
     Outcome,
-    Picked,
-    PolicySet,
-    Read,
+    Pause,
     Refusal,
-    Released,
     Request,
-    Requeued,
     Result,
-    Sealed,
+    Resume,
     Seen,
-    SnapshotChunk,
     Started,
-    TopicMet,
     Usage,
-    WorkerSaid,
 )
 from schemas.usage import Cost, UsageLost, UsageSum, Used, Window
 
@@ -67,6 +72,8 @@ SAMPLES: tuple[Struct, ...] = (
     ),
     HandedBack(1, 9),
     Cancel(1, "fairlane.requests.premium", 4, 78),
+    Pause(1, "acme", "embed", 1_700_000_009_000),
+    Resume(1, "acme", "embed"),
     UsageSum(
         1, "acme", "embed", Window.HOUR, 1_699_999_200_000, "gpu", 3, 78,
         Used(9, 8, 7, 6, 5, 4, 3, 2, 1), 5, 2, 1_700_000_000_500, 1_700_000_001_000, 12,
@@ -87,7 +94,8 @@ SAMPLES: tuple[Struct, ...] = (
             Ended(18, "expired"),
             Requeued(19, 2, 1_700_000_005_000),
             Released(20),
-            Picked(17, 64, 1, 3),
+            Picked(17, 64, 1, 3, 2, 5),
+            Unpaused("acme", "embed"),
             Sealed("gpu", 1, 9),
         ),
     ),
@@ -105,7 +113,7 @@ def kinds_in_schema() -> set[str]:
     """Tags of all records that carry a version: those that stand on a topic by themselves."""
     return {
         str(kind.__struct_config__.tag)
-        for kind in [*vars(records).values(), *vars(usage).values()]
+        for kind in [*vars(records).values(), *vars(decisions).values(), *vars(usage).values()]
         if isinstance(kind, type)
         and issubclass(kind, Struct)
         and kind is not Struct

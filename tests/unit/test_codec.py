@@ -20,12 +20,15 @@ from schemas.codec import (
     join,
     passed_through,
 )
+from schemas.decisions import (
+    Chain,
+    Decision,
+    SnapshotChunk,
+)
 from schemas.log import Record
 from schemas.reasons import Reason
 from schemas.records import (
     Batch,
-    Chain,
-    Decision,
     End,
     Finished,
     Item,
@@ -33,7 +36,6 @@ from schemas.records import (
     Request,
     Result,
     Seen,
-    SnapshotChunk,
     Started,
     Usage,
     WorkerRecord,

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from schemas import records
+from schemas import decisions
 from schemas.codec import decode_bytes, encode
 from schemas.records import VERSION
 from tests.support.record_samples import SAMPLES, kind_of, kinds_in_schema
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(GOLDEN.glob("*.json"))
+#: What steps inside of a decision got later, at its defaults.
+LATER = (", inner_round=0, inner_seat=0",)
 KINDS: dict[str, type[Struct]] = {kind_of(sample): type(sample) for sample in SAMPLES}
 
 
@@ -29,8 +31,11 @@ def test_what_was_written_once_is_read_for_ever(path: Path) -> None:
     record = decode_bytes(bytes.fromhex(golden["hex"]), KINDS[kind], path.name)
     version, _, fields = version.partition("-")
     written = int(fields or len(record.__struct_fields__))
-    assert repr(record).startswith(golden["repr"].removesuffix(")"))
-    assert repr(record) == golden["repr"] or written < len(record.__struct_fields__)
+    shown = repr(record)
+    for added in LATER:
+        shown = shown if added in golden["repr"] else shown.replace(added, "")
+    assert shown.startswith(golden["repr"].removesuffix(")"))
+    assert shown == golden["repr"] or written < len(record.__struct_fields__)
     later = record.__struct_fields__[written:]
     defaults = record.__struct_defaults__[len(record.__struct_defaults__) - len(later) :]
     assert tuple(getattr(record, name) for name in later) == defaults
@@ -58,6 +63,6 @@ def test_samples_leave_no_field_at_its_default() -> None:
 
 
 def test_every_step_of_a_decision_stands_in_its_sample() -> None:
-    (decision,) = (s for s in SAMPLES if isinstance(s, records.Decision))
+    (decision,) = (s for s in SAMPLES if isinstance(s, decisions.Decision))
     steps = {type(step) for step in decision.steps}
-    assert steps == set(records.Step.__args__)
+    assert steps == set(decisions.Step.__args__)

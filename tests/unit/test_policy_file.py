@@ -52,7 +52,7 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
         "field that resembles nothing",
         'name = "only"',
         'name = "only"\nzzz = 3',
-        ['tiers[0] "only": unknown field "zzz"; known are: name'],
+        ['tiers[0] "only": unknown field "zzz"; known are: name, floor'],
     ),
     (
         "typo of a section",

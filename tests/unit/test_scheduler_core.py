@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.apply import StateMismatchError
 from scheduler.core.cycle import Inputs
+from scheduler.core.mismatch import (
+    StateMismatchError,
+)
 from scheduler.core.state import State
+from schemas.decisions import (
+    Ended,
+)
 from schemas.policy import encode_policy
-from schemas.records import VERSION, Ended, Finished, Seen
+from schemas.records import (
+    VERSION,
+    Finished,
+    Seen,
+)
 from tests.support.core import NOW_MS, Core, ended, ids, tenants
 from tests.support.policies import embed_policy
 

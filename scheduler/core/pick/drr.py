@@ -15,7 +15,7 @@ seats a pick when quanta are small against costs. Here the same order comes from
 a tenant whose head costs c, with deficit d after its grant of round g, is first served in
 
     round g + n,   n = ceil((c - d) / (quantum * weight)), at least 1 grant,
-                   or 0 when the pointer stands on its seat (its visit goes on)
+                   or 0 when the pointer stands on its seat, or is still to come there
 
 and within a round in the order of the seats. So the next to be served is the smallest
 (round, seat), and the grants of everybody else up to there are implied: they are added
@@ -232,8 +232,10 @@ class DeficitRoundRobin:
             account.granted = passed
 
     def _grants_needed(self, account: Account, missing: int, granted: int) -> int:
-        visit_goes_on = account.seat == self.seat and granted == self.round
-        if visit_goes_on and missing <= 0:
+        # its visit goes on; or it came back in a round whose grant it has, and is still to be
+        # visited: a refund may pay its head by then
+        has_visit = account.seat >= self.seat and granted == self.round
+        if has_visit and missing <= 0:
             return 0
         return max(1, -(-missing // account.increment))
 

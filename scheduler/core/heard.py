@@ -1,0 +1,90 @@
+"""What workers say, applied: slots, starts, ends with their true costs, hand-backs."""
+
+from collections.abc import Sequence
+
+from scheduler.core.mismatch import StateMismatchError, lane_of, live_of
+from scheduler.core.queues import (
+    close,
+    forget,
+    land,
+    learn,
+    set_aside,
+    settle,
+    true_cost,
+)
+from scheduler.core.state import Flight, Lane, State
+from scheduler.core.tenants import Live, Status
+from schemas.decisions import Step, WorkerSaid
+from schemas.policy import CostModel
+from schemas.records import End, Finished, HandedBack, Outcome, Seen, Started
+
+
+def worker_said(state: State, step: WorkerSaid) -> None:
+    """Apply a record of `workers.<pool>`."""
+    record = step.record
+    lane = lane_of(state, step, step.pool, step.lane)
+    match record:
+        case Seen():
+            lane.slots = record.slots
+            state.pools[step.pool].measure()
+        case Started():
+            flight = lane.flights.get(record.number)
+            if flight is not None:  # advice may come late, and from a zombie
+                flight.started = True
+        case Finished():
+            _finished(state, step, lane, record)
+        case HandedBack():
+            flight = _land(state, step, lane, record.number)
+            for key, cost in flight.charged:
+                live = live_of(state, step, key, Status.DISPATCHED)
+                if flight.started:
+                    live.remember().attempt += 1
+                _settle(state, live, flight, -cost)
+                set_aside(state, live)
+                land(state, live)
+
+
+def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
+    flight = _land(state, step, lane, record.number)
+    if [key for key, _ in flight.charged] != [outcome.key for outcome in record.outcomes]:
+        raise StateMismatchError(state, step, "its requests are not those of the batch")
+    unit = flight.unit
+    shares = _shares(record.outcomes) if unit is CostModel.ADAPTIVE else ()
+    for number, (key, cost) in enumerate(flight.charged):
+        outcome = record.outcomes[number]
+        live = live_of(state, step, key, Status.DISPATCHED)
+        service_ms = shares[number] if shares else 0
+        surcharge = true_cost(unit, cost, outcome, service_ms) - cost
+        if service_ms and outcome.end is End.SUCCEEDED:
+            learn(state, live, service_ms)
+        if surcharge:
+            _settle(state, live, flight, surcharge)
+        close(state, live)
+        land(state, live)
+    forget(state)
+
+
+def _shares(outcomes: Sequence[Outcome]) -> list[int]:
+    """Each request's part of the time of its batch, milliseconds: by its tokens.
+
+    Engines say the time of the batch, or of each request in it: either way a request pays
+    as much of what it said as it has of the batch's tokens.
+    """
+    total = sum(outcome.usage.tokens for outcome in outcomes)
+    if len(outcomes) == 1 or not total:
+        return [outcome.usage.service_ms // len(outcomes) for outcome in outcomes]
+    return [outcome.usage.service_ms * outcome.usage.tokens // total for outcome in outcomes]
+
+
+def _settle(state: State, live: Live, flight: Flight, surcharge: int) -> None:
+    """Settle in the unit of the charge, or not at all."""
+    ring = live.queue.ring
+    if ring is not None and ring.pool.unit is flight.unit:
+        settle(state, live, surcharge)
+
+
+def _land(state: State, step: Step, lane: Lane, number: int) -> Flight:
+    flight = lane.flights.pop(number, None)
+    if flight is None:
+        raise StateMismatchError(state, step, f"batch {number} is not in flight on this lane")
+    return flight
