@@ -21,8 +21,10 @@ cover, and a pick never takes it below 0: the spread is at most M - 1, M the gre
 
     gap  <=  Q + (M - 1)/w_i + (M - 1)/w_j
 
-for every pair and every interval. Estimates that err widen the spreads by what is unsettled,
-which is at most what is in flight times the error of one, and never by what was settled before.
+for every pair and every interval. Where estimates err, or batches are lost, D* moves still with
+grants and picks alone, a settlement leaves it where it is. With at most k requests of a tenant in
+flight, k M is the most that is unsettled: a pick leaves a D* of at least - k M; a visit ends below
+M (deficit) + M (credit) + k M. The spread is at most (2 k + 2) M: in flight, not in the past.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,12 +59,11 @@ def spans(moments: Sequence[dict[str, Account]], one: str, two: str) -> Iterator
 
 
 def broken_bounds(
-    ledger: Ledger, weights: dict[str, int], quantum: int, cost_max: int | None = None
+    ledger: Ledger, weights: dict[str, int], quantum: int, spread: int | None = None
 ) -> list[Interval]:
     """Intervals beyond the bound: the worst of each span and pair.
 
-    With `cost_max` estimates are exact and each spread is taken for cost_max - 1, else it is
-    measured.
+    Every tenant's `spread` is given, or else measured.
     """
     found = []
     for ahead in weights:
@@ -70,7 +71,7 @@ def broken_bounds(
             if ahead == behind:
                 continue
             for begin, end in spans(ledger.moments, ahead, behind):
-                worst = worst_of(ledger, (begin, end), ahead, behind, weights, quantum, cost_max)
+                worst = worst_of(ledger, (begin, end), ahead, behind, weights, quantum, spread)
                 if worst is not None:
                     found.append(worst)
     return found
@@ -103,7 +104,7 @@ def worst_of(
     behind: str,
     weights: dict[str, int],
     quantum: int,
-    cost_max: int | None,
+    spread: int | None,
 ) -> Interval | None:
     """Of all intervals of one span, the one that is furthest beyond its bound."""
     worst: Interval | None = None
@@ -131,8 +132,8 @@ def worst_of(
                 low[name] = min(low[name], rest[name][last])
             spread_a = high[ahead] - min(low[ahead], whole(moments[last][ahead]))
             spread_b = high[behind] - min(low[behind], whole(moments[last][behind]))
-            if cost_max is not None:
-                spread_a = spread_b = cost_max - 1
+            if spread is not None:
+                spread_a = spread_b = spread
             bound = quantum * both + spread_a * weight_b + spread_b * weight_a
             over = service(last) - start - bound
             if over > 0 and (worst is None or over > (worst.gap - worst.bound) * both):
