@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from scheduler.core.cycle import BatchOut, Cycle, Inputs, RequestRange
+from scheduler.core.cycle import (
+    Inputs,
+    RequestRange,
+)
+from scheduler.core.decided import (
+    BatchOut,
+    Cycle,
+)
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Pool, Tenant, Tier
 from schemas.records import (
     VERSION,

@@ -18,20 +18,27 @@ hence, after every step: service = grants - (change of D*) - what the credit's c
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler.core.apply import Arrival, apply
+from scheduler.core.apply import (
+    apply,
+)
+from scheduler.core.arrivals import (
+    Arrival,
+)
 from scheduler.core.state import State
-from schemas.policy import Policy
-from schemas.records import (
+from schemas.decisions import (
     Arrived,
     Ended,
-    Finished,
-    HandedBack,
     Picked,
     Released,
     Requeued,
     Sealed,
     Step,
     WorkerSaid,
+)
+from schemas.policy import Policy
+from schemas.records import (
+    Finished,
+    HandedBack,
     pack_key,
 )
 from tests.support.core import Core
@@ -239,7 +246,7 @@ def core_account(state: State, pool: str, tier: str, tenant: str) -> tuple[int, 
     queue = ring.queues.get(tenant)
     if queue is None:
         return 0, 0
-    deficit, credit = ring.selector.dump_account(queue.account)[:2]
+    deficit, credit = (queue.seated or ring.base).dump_account(queue.account)[:2]
     return deficit, credit
 
 

@@ -14,7 +14,9 @@ that change, and supposes that nobody is idle for as long as a debt's half-life.
 
 from dataclasses import dataclass, field
 
-from scheduler.core.apply import Arrival
+from scheduler.core.arrivals import (
+    Arrival,
+)
 from schemas.policy import CostModel, Endpoint, Policy
 from schemas.records import (
     Cancel,
