@@ -36,6 +36,7 @@ from schemas.log import (
     Partition,
     PositionLostError,
     TransactionalProducer,
+    UnavailableError,
 )
 from schemas.records import (
     VERSION,
@@ -133,6 +134,8 @@ class Shard:
         committed = self._reader.committed(self._frontier_group, partitions) if partitions else {}
         known = {p: commit for p, commit in committed.items() if commit is not None}
         if known:
+            if recover(self._log, self._topics, self.shard, self._notes).state.seq:
+                raise UnavailableError(f"shard {self.shard}: another process decides meanwhile")
             (topic, number), commit = next(iter(known.items()))
             raise RecoveryError(
                 f"{self._topics.decisions}[{self.shard}] is empty, yet {topic}[{number}] was "

@@ -38,6 +38,8 @@ TROUBLED_MS = 20_000
 #: How far the clock moves then: twice as far with each step in which nobody did anything.
 TICK_MS = 10
 TICK_MS_MAX = 1_280
+#: What a process is called whose name another has by now.
+OLD = " (the old one)"
 
 
 class Fleet:
@@ -164,6 +166,8 @@ class Fleet:
             return
         process.log.fall_silent()
         self.trouble()
+        if name.endswith(OLD):
+            back_after_ms = None
         back = "and stays away" if back_after_ms is None else f"back after {back_after_ms} ms"
         self.note(f"{name} is killed, {back}")
         if back_after_ms is not None:
@@ -189,9 +193,10 @@ class Fleet:
         process.log.fall_silent()
         self.trouble(for_ms + TROUBLED_MS)
         self.note(f"{name} is cut off from its group for {for_ms} ms")
-        if replace:
+        if replace and not name.endswith(OLD):
             del self.processes[name]
-            process.name = f"{name} (the old one)"
+            self.kill(name + OLD, None)
+            process.name = name + OLD
             self.processes[process.name] = process
             self._bring_back(name, process)
 
@@ -278,6 +283,7 @@ class Fleet:
             self.note(f"{process.name} ends: {error}")
             if self.processes.get(process.name) is process:
                 del self.processes[process.name]
+            process.log.fall_silent()
             self.trouble()
             return True
         finally:

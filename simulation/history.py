@@ -248,8 +248,10 @@ class History:
             self.fleet.note(f"a snapshot of shard {shard.shard}")
 
     def _heal(self) -> None:
-        """No fault any more; of every kind of process one lives on."""
+        """No fault any more, clocks are right, and of every kind of process one lives on."""
         fleet = self.fleet
+        for process in fleet.processes.values():
+            process.clock.skew_ms = 0
         self.chaos.is_on = False
         if not fleet.schedulers:
             fleet.start_scheduler("scheduler-0")

@@ -10,6 +10,7 @@ shard once, in order, when the rules here have passed it.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from schemas.codec import DecodeError, batch_bodies, decode_header, decode_value
@@ -22,6 +23,7 @@ from schemas.policy import Policy
 from schemas.records import (
     Batch,
     BatchCancel,
+    ControlRecord,
     Finished,
     HandedBack,
     LaneRecord,
@@ -55,8 +57,9 @@ class Judge:
         """`policy` is the first one: topics that later ones bring are met by `follow`."""
         self.ids: set[str] = set()  #: that came, in any topic
         self.results: dict[str, Result] = {}
+        self._told: dict[int, deque[ControlRecord]] = defaultdict(deque)
         self.shards = {
-            number: JudgedShard(number, self._between, self._next_said)
+            number: JudgedShard(number, self._between, self._next_said, self._told[number])
             for number in range(policy.topology.shards)
         }
         self._topics = topics
@@ -90,22 +93,13 @@ class Judge:
         What a decision speaks of was written before it: requests and workers' words are taken
         first, then decisions, and results last.
         """
-        topics = self._topics
-        requests, batches, workers = topics.requests(""), topics.batches(""), topics.workers("")
         new = self._new()
+        self._take_in(new)
         for record in new:
-            if record.topic.startswith(requests):
-                self._came(record, record.topic[len(requests) :])
-            elif record.topic.startswith(batches):
-                self._sent_to((record.topic[len(batches) :], record.partition), record)
-        for record in new:
-            if record.topic.startswith(workers):
-                self._heard((record.topic[len(workers) :], record.partition), record)
-        for record in new:
-            if record.topic == topics.decisions:
+            if record.topic == self._topics.decisions:
                 self._decided(record)
         for record in new:
-            if record.topic == topics.results:
+            if record.topic == self._topics.results:
                 self._ended(record)
         if self._sent:
             (lane, number), _ = next(iter(self._sent.items()))
@@ -113,6 +107,21 @@ class Judge:
         if any(self._cancels.values()):
             raise InvariantError(Rule.AGREE, f"cancels decided and not sent: {self._cancels}")
         self._cancels.clear()
+
+    def _take_in(self, new: list[Record]) -> None:
+        topics = self._topics
+        requests, batches, workers = topics.requests(""), topics.batches(""), topics.workers("")
+        for record in new:
+            if record.topic.startswith(requests):
+                self._came(record, record.topic[len(requests) :])
+            elif record.topic.startswith(batches):
+                self._sent_to((record.topic[len(batches) :], record.partition), record)
+            elif record.topic == topics.control:
+                with suppress(DecodeError):  # what nobody can read is passed over
+                    self._told[record.partition].append(decode_value(record, ControlRecord))
+        for record in new:
+            if record.topic.startswith(workers):
+                self._heard((record.topic[len(workers) :], record.partition), record)
 
     def _new(self) -> list[Record]:
         new: list[Record] = []
@@ -250,7 +259,9 @@ class Judge:
     @property
     def is_over(self) -> bool:
         """Everything that came has its result, and every shard knows."""
-        return len(self.results) == len(self.ids) == len(self._endings) and not self._running
+        if self._running or not len(self.results) == len(self.ids) == len(self._endings):
+            return False
+        return not any(self._said.values()) and not any(self._told.values())
 
     def check_end(self) -> None:
         """Nothing is left to happen: everything has ended, everywhere."""
@@ -264,6 +275,9 @@ class Judge:
             if shard.lives or shard.flights:
                 case = f"shard {shard.shard} still has {len(shard.lives)} requests"
                 raise InvariantError(Rule.ENDS, case)
+        for unheard in (*self._said.values(), *self._told.values()):
+            if unheard:
+                raise InvariantError(Rule.ENDS, f"nobody took notice of {unheard}")
         untold = self.ids - self._tallied
         if untold:
             raise InvariantError(Rule.AGREE, f"ended without a decision: {sorted(untold)[:10]}")

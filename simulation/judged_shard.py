@@ -8,6 +8,7 @@ What belongs here: one shard's decisions, step by step. What does not: whether t
 topics say the same (simulation.invariants).
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from schemas.log import Partition
 from schemas.policy import Endpoint, Policy, Tenant, decode_policy
 from schemas.reasons import Reason
 from schemas.records import (
-    Cancel,
+    ControlRecord,
     End,
     Finished,
     HandedBack,
@@ -52,6 +53,7 @@ class JudgedShard:
         shard: int,
         asked: Callable[[Partition, int, int], list[tuple[int, Asked]]],
         said: Callable[[Lane], WorkerRecord | None],
+        told: deque[ControlRecord],
     ) -> None:
         self.shard = shard
         self.seq = 0
@@ -70,11 +72,13 @@ class JudgedShard:
         }
         self._asked = asked
         self._said = said
+        self._told = told
         self._ids: dict[str, int | None] = {}  # None: ended
         self._parts: dict[Partition, int] = {}
         self._positions: dict[Partition, int] = {}
         self._pending: set[tuple[Partition, int]] = set()
         self._twins: dict[tuple[Partition, int], str] = {}
+        self._again: set[tuple[Partition, int]] = set()
         self._unwanted: dict[int, Life] = {}
         self._flights: dict[Lane, dict[int, list[int]]] = {}
         self._slots: dict[Lane, int] = {}
@@ -156,6 +160,8 @@ class JudgedShard:
             elif reason is None:
                 self._admit(key, asked.meta, asked, was_unwanted)
             elif reason == Reason.DUPLICATE:
+                if was_unwanted:  # its cancel is said once more, of the twin
+                    self._again.add((partition, offset))
                 self._duplicate((partition, offset), asked.meta)
             else:
                 self._refuse(asked.meta, asked, reason, was_unwanted)
@@ -212,8 +218,13 @@ class JudgedShard:
 
     def _control(self, step: ControlSaid, decided: Decided) -> None:
         record = step.record
-        if not isinstance(record, Cancel):
-            return
+        place = ((record.topic, record.partition), record.offset)
+        if self._told and self._told[0] == record:
+            self._told.popleft()
+        elif place in self._again:
+            self._again.remove(place)
+        else:
+            self._break(Rule.AGREE, f"nobody told the shard {record}")
         partition = (record.topic, record.partition)
         if record.offset >= self._positions.get(partition, 0):
             self._pending.add((partition, record.offset))
