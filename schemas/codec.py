@@ -22,8 +22,8 @@ from schemas.records import (
     ApiKey,
     Batch,
     BatchCancel,
-    Cancel,
     Chain,
+    ControlRecord,
     Dead,
     Decision,
     Finished,
@@ -52,7 +52,7 @@ _VALUE_KINDS = (
     | Started
     | Finished
     | HandedBack
-    | Cancel
+    | ControlRecord
     | Refusal
     | ApiKey
     | UsageSum

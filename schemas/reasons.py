@@ -44,6 +44,7 @@ class Reason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     LOST_BY_LOG = "lost_by_log"
     DUPLICATE = "duplicate"
+    WAITING_LIMIT = "waiting_limit"
 
 
 class Advice(NamedTuple):
@@ -97,4 +98,7 @@ TABLE: dict[Reason, Advice] = {
     Reason.ENGINE_FAILED: Advice(500, Retry.LATER, "The model failed while running; see 'detail'."),
     Reason.LOST_BY_LOG: Advice(500, Retry.LATER, "The log lost the request before it ran."),
     Reason.DUPLICATE: Advice(409, Retry.NO_NEED, "A request of this id is live or just ended."),
+    Reason.WAITING_LIMIT: Advice(
+        429, Retry.LATER, "As many of the tenant's requests wait as may; come back later."
+    ),
 }

@@ -6,12 +6,18 @@ change of meaning raises VERSION and gets a golden file (tests/unit/golden). Dec
 unknown version is an error of that record alone (`schemas.codec`).
 
 Times are integer epoch milliseconds (`_ms`), costs and tokens integers. `key` is the
-scheduler's name of a request: see `pack_key`.
+scheduler's name of a request: see `pack_key`. Those of `control` stand in `schemas.control`
+and go by their names here too.
 """
 
 from enum import StrEnum
 
 from msgspec import Struct
+
+from schemas.control import Cancel as Cancel
+from schemas.control import ControlRecord as ControlRecord
+from schemas.control import Pause as Pause
+from schemas.control import Resume as Resume
 
 VERSION = 1
 
@@ -202,21 +208,6 @@ LaneRecord = Batch | BatchCancel
 WorkerRecord = Seen | Started | Finished | HandedBack
 
 
-# --- control, partition = shard
-
-
-class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
-    """End the request that stands at this place, wherever it is by now."""
-
-    v: int
-    topic: str
-    partition: int
-    offset: int
-
-
-ControlRecord = Cancel
-
-
 # --- refusals: why somebody was not let in
 
 
@@ -322,17 +313,28 @@ class Released(Struct, array_like=True, tag="released", frozen=True):
     key: int
 
 
+class Unpaused(Struct, array_like=True, tag="unpaused", frozen=True):
+    """The time of a `Pause` of these two names is over."""
+
+    tenant: str
+    endpoint: str
+
+
 class Picked(Struct, array_like=True, tag="picked", frozen=True):
     """One selection: what it was charged, and the turn that made it affordable.
 
     `round` is the round of the ring in which it was served (grants up to it are implied),
-    `seat` its tenant's place in the ring; under `fifo` they are 0 and 1.
+    `seat` its tenant's place in the ring; under `fifo` they are 0 and 1. Of a tenant with a
+    parent they are the parent's, and `inner_*` its own among the parent's children. A `round`
+    of -1 is a pick that overtook the next in order: charged, but the ring stays where it was.
     """
 
     key: int
     cost: int
     round: int = 0
     seat: int = 0
+    inner_round: int = 0
+    inner_seat: int = 0
 
 
 class Sealed(Struct, array_like=True, tag="sealed", frozen=True):
@@ -353,6 +355,7 @@ Step = (
     | Ended
     | Requeued
     | Released
+    | Unpaused
     | Picked
     | Sealed
 )
