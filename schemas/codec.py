@@ -27,7 +27,7 @@ from schemas.records import (
     ApiKey,
     Batch,
     BatchCancel,
-    Cancel,
+    ControlRecord,
     Dead,
     Finished,
     HandedBack,
@@ -54,7 +54,7 @@ _VALUE_KINDS = (
     | Started
     | Finished
     | HandedBack
-    | Cancel
+    | ControlRecord
     | Refusal
     | ApiKey
     | UsageSum

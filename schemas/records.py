@@ -215,9 +215,11 @@ class Cancel(Struct, array_like=True, tag="cancel", frozen=True):
 
 
 class Pause(Struct, array_like=True, tag="pause", frozen=True):
-    """Let a tenant run nothing at an endpoint for now; "" is every tenant, or every endpoint.
+    """Pick nothing of this tenant at this endpoint; what waits goes on waiting, and expires.
 
-    Its requests wait on, and expire. `until_ms` is when it is over by itself, 0: when resumed.
+    `tenant` "" is every tenant, `endpoint` "" every endpoint; never both. A tenant's children
+    are paused with it. `until_ms` is when it is over by itself, 0: only by a `Resume`. A later
+    pause of the same two names takes the place of an earlier one.
     """
 
     v: int
@@ -227,7 +229,7 @@ class Pause(Struct, array_like=True, tag="pause", frozen=True):
 
 
 class Resume(Struct, array_like=True, tag="resume", frozen=True):
-    """End the pause of the same tenant and endpoint."""
+    """End the pause of the same two names; others that cover the same requests stay."""
 
     v: int
     tenant: str

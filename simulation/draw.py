@@ -8,7 +8,7 @@ What belongs here: choices. What does not: how they are played (simulation.histo
 """
 
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from simulation.faults import Fault
 from simulation.process import Fleetmate
 from simulation.tenants import Agent, Asker, stream
 from workers.engines.simulated import SimulatedSettings, Together
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 TIERS = ("gold", "silver", "bronze")
 POOLS = ("chat", "embed", "batch")
@@ -106,6 +108,12 @@ def draw(seed: int) -> Chosen:
 # --- policy
 
 
+def given(kind: type[T], **fields: Any) -> T:
+    """A part of a policy with those of the fields that it has in this release."""
+    known = {field.name for field in msgspec.structs.fields(kind)}
+    return kind(**{name: value for name, value in fields.items() if name in known})
+
+
 def draw_policy(random: Random, version: int, before: Policy | None = None) -> Policy:
     """A valid policy; one that follows on `before` keeps its topology, pools and lanes."""
     for _ in range(100):
@@ -124,7 +132,10 @@ def _draw_policy(random: Random, version: int, before: Policy | None) -> Policy:
     return Policy(
         version=version,
         topology=topology,
-        tiers=tuple(Tier(name=name) for name in names),
+        tiers=tuple(
+            given(Tier, name=name, floor=random.choice((0, 0, 10, 40)) if rank else 0)
+            for rank, name in enumerate(names)
+        ),
         pools=pools,
         endpoints=tuple(_endpoint(random, pool.name) for pool in pools),
         tenants=_tenants(random, names, before),
@@ -160,7 +171,8 @@ def _pools(random: Random, before: Policy | None) -> tuple[Pool, ...]:
 def _endpoint(random: Random, pool: str) -> Endpoint:
     batch_tokens = random.choice((500, 2_000, 20_000))
     batch_bytes = random.choice((3_000, 20_000, 500_000))
-    return Endpoint(
+    return given(
+        Endpoint,
         name=pool,
         pool=pool,
         cost=random.choice(list(CostModel)),
@@ -175,6 +187,13 @@ def _endpoint(random: Random, pool: str) -> Endpoint:
         wait_ms_max=random.choice((1_500, 20_000, 120_000)),
         attempts_max=random.choice((1, 2, 3, 50)),
         inputs_max=random.choice((0, 0, 8)),
+        token_us=random.choice((0, 0, 50)),
+        service_ms_max=random.choice((1_000, 60_000)),
+        overtake_max=random.choice((0, 2, 8)),
+        half_life_ms=random.choice((1_000, 60_000)),
+        in_flight=random.choice((*[None] * 9, 0, 1, 4)),
+        burst=random.choice((0, 0, 3)),
+        waiting=random.choice((*[None] * 9, 0, 3, 20)),
     )
 
 
@@ -183,13 +202,17 @@ def _tenants(random: Random, tiers: tuple[str, ...], before: Policy | None) -> t
     names = list(TENANTS[:count])
     if before and often(random, 30):
         names.remove(random.choice(names))
+    has_parents = often(random, 25)
     return tuple(
-        Tenant(
+        given(
+            Tenant,
             name=name,
             weight=random.choice((1, 1, 2, 5)),
             tiers=tiers if often(random, 80) else (random.choice(tiers),),
+            parent=names[0] if has_parents and index and often(random, 60) else "",
+            aging_ms=random.choice((0, 0, 0, 10, 1_000)),
         )
-        for name in names
+        for index, name in enumerate(names)
     )
 
 

@@ -34,9 +34,12 @@ CLOCK_MS = (-90_000, -2_000, -300, 300, 2_000, 60_000, 240_000)
 class History:
     """The history of a seed. `run` plays it to its end, or to the first broken rule."""
 
-    def __init__(self, seed: int, observers: Iterable[Observer] = ()) -> None:
+    def __init__(
+        self, seed: int, observers: Iterable[Observer] = (), chosen: Chosen | None = None
+    ) -> None:
+        """`chosen` is played instead of what the seed stands for."""
         self.seed = seed
-        self.chosen: Chosen = draw(seed)
+        self.chosen = chosen or draw(seed)
         self.fleet = Fleet(self.chosen.policy)
         self.judge = Judge(self.fleet.log, self.fleet.topics, self.chosen.policy, observers)
         self.steps = 0

@@ -28,6 +28,7 @@ from schemas.log import Partition
 from schemas.policy import Endpoint, Policy, Tenant, decode_policy
 from schemas.reasons import Reason
 from schemas.records import (
+    Cancel,
     ControlRecord,
     End,
     Finished,
@@ -218,13 +219,16 @@ class JudgedShard:
 
     def _control(self, step: ControlSaid, decided: Decided) -> None:
         record = step.record
-        place = ((record.topic, record.partition), record.offset)
-        if self._told and self._told[0] == record:
+        is_told = bool(self._told) and self._told[0] == record
+        if is_told:
             self._told.popleft()
-        elif place in self._again:
-            self._again.remove(place)
-        else:
+        if not isinstance(record, Cancel):  # of no single request
+            return
+        place = ((record.topic, record.partition), record.offset)
+        if not is_told and place not in self._again:
             self._break(Rule.AGREE, f"nobody told the shard {record}")
+        if not is_told:
+            self._again.remove(place)
         partition = (record.topic, record.partition)
         if record.offset >= self._positions.get(partition, 0):
             self._pending.add((partition, record.offset))

@@ -53,6 +53,7 @@ class Entry:
 
     tenant: str
     tier: str
+    arrived_ms: int
     cost: int = 0
     eligible: bool = False
 
@@ -163,7 +164,7 @@ class Ledger:
             if arrival.offset not in refused:
                 assert arrival.meta is not None
                 key = pack_key(self.parts.index(step.topic), arrival.offset)
-                self.entries[key] = Entry(arrival.meta.tenant, step.tier)
+                self.entries[key] = Entry(arrival.meta.tenant, step.tier, arrival.timestamp_ms)
                 self._turn(key, eligible=True)
 
     def _landed(self, record: Finished | HandedBack) -> None:

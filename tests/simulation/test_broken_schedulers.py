@@ -1,0 +1,194 @@
+"""Schedulers and workers that are wrong on purpose: the simulator has to find each within seeds."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from scheduler import publish, recovery, shard
+from scheduler.core import state as core_state
+from schemas.policy import Policy
+from schemas.records import Finished, Usage
+from simulation.history import History
+from simulation.rules import InvariantError, Rule
+from workers import transaction
+from workers.core import ending
+
+#: Histories that a defect may hide in.
+SEEDS = range(60)
+
+Patch = pytest.MonkeyPatch
+
+
+def found(expected: set[Rule]) -> bool:
+    """Whether one of the rules is broken within the seeds."""
+    for seed in SEEDS:
+        try:
+            History(seed).run()
+        except InvariantError as error:
+            if error.rule in expected:
+                return True
+    return False
+
+
+def reads_otherwise(patch: Patch, edit: Callable[[Policy], Policy]) -> None:
+    """The core reads another policy than the one that was published."""
+    decode = vars(core_state)["decode_policy"]
+    patch.setattr(core_state, "decode_policy", lambda document: edit(decode(document)))
+
+
+def endpoints(policy: Policy, **fields: Any) -> Policy:
+    changed = tuple(msgspec.structs.replace(e, **fields) for e in policy.endpoints)
+    return msgspec.structs.replace(policy, endpoints=changed)
+
+
+def ignores_prefetch(patch: Patch) -> None:
+    def edit(policy: Policy) -> Policy:
+        pools = tuple(msgspec.structs.replace(p, prefetch=p.prefetch + 3) for p in policy.pools)
+        return msgspec.structs.replace(policy, pools=pools)
+
+    reads_otherwise(patch, edit)
+
+
+def ignores_batch_limits(patch: Patch) -> None:
+    reads_otherwise(patch, lambda policy: endpoints(policy, batch_requests=40))
+
+
+def ignores_the_wait(patch: Patch) -> None:
+    reads_otherwise(patch, lambda policy: endpoints(policy, wait_ms_max=10_000_000))
+
+
+def ignores_service_times(patch: Patch) -> None:
+    reads_otherwise(patch, lambda policy: endpoints(policy, service_ms=0))
+
+
+def ignores_tiers(patch: Patch) -> None:
+    def edit(policy: Policy) -> Policy:
+        every = tuple(tier.name for tier in policy.tiers)
+        tenants = tuple(msgspec.structs.replace(t, tiers=every) for t in policy.tenants)
+        return msgspec.structs.replace(policy, tenants=tenants)
+
+    reads_otherwise(patch, edit)
+
+
+def every_other(patch: Patch, name: str, times: int) -> None:
+    """Records of one kind are published `times` times instead of once, every fifth of them."""
+    publisher: Any = publish.Publisher
+    made = getattr(publisher, name)
+    count = 0
+
+    def changed(self: Any, *args: Any) -> Iterator[publish.Outgoing]:
+        nonlocal count
+        records = made(self, *args)
+        records = list(records) if isinstance(records, Iterator) else [records]
+        count += 1
+        yield from records * (times if count % 5 == 0 else 1)
+
+    patch.setattr(publisher, name, changed)
+
+
+def drops_results(patch: Patch) -> None:
+    every_other(patch, "_ended", 0)
+
+
+def repeats_results(patch: Patch) -> None:
+    every_other(patch, "_ended", 2)
+
+
+def all_records(patch: Patch, edit: Callable[[publish.Outgoing], list[publish.Outgoing]]) -> None:
+    publisher: Any = publish.Publisher
+    made = publisher.records
+
+    def changed(self: Any, *args: Any) -> Iterator[publish.Outgoing]:
+        for record in made(self, *args):
+            yield from edit(record)
+
+    patch.setattr(publisher, "records", changed)
+
+
+def is_batch(record: publish.Outgoing) -> bool:
+    return ".batches." in record.topic and bool(record.value)
+
+
+def drops_a_batch(patch: Patch) -> None:
+    all_records(patch, lambda r: [] if is_batch(r) and len(r.value) % 7 == 0 else [r])
+
+
+def dispatches_twice(patch: Patch) -> None:
+    all_records(patch, lambda r: [r, r] if is_batch(r) and len(r.value) % 7 == 0 else [r])
+
+
+def mixes_bodies_up(patch: Patch) -> None:
+    def edit(record: publish.Outgoing) -> list[publish.Outgoing]:
+        return [record._replace(value=record.value[::-1]) if is_batch(record) else record]
+
+    all_records(patch, edit)
+
+
+def keeps_cancels_back(patch: Patch) -> None:
+    def edit(record: publish.Outgoing) -> list[publish.Outgoing]:
+        return [] if ".batches." in record.topic and not record.value else [record]
+
+    all_records(patch, edit)
+
+
+def forgets_on_recovery(patch: Patch) -> None:
+    """A recovered state differs from the one that decided."""
+    fill = vars(recovery)["finish_filling"]
+
+    def changed(state: Any) -> None:
+        fill(state)
+        state.next_number += 1
+
+    patch.setattr(recovery, "finish_filling", changed)
+
+
+def counts_wrongly(patch: Patch) -> None:
+    """A worker tells the scheduler of other usage than the caller."""
+    made = ending.finished
+
+    def changed(*args: Any) -> Finished:
+        said = made(*args)
+        outcomes = tuple(
+            msgspec.structs.replace(o, usage=Usage(input_tokens=1, output_tokens=9))
+            for o in said.outcomes
+        )
+        return msgspec.structs.replace(said, outcomes=outcomes)
+
+    patch.setattr(transaction, "finished", changed)
+
+
+def turns_the_clock_back(patch: Patch) -> None:
+    """A decision is of now, whatever the one before it was of."""
+    run_cycle = vars(shard)["run_cycle"]
+
+    def changed(state: Any, inputs: Any, now_ms: int) -> Any:
+        state.now_ms = min(state.now_ms, now_ms)
+        return run_cycle(state, inputs, now_ms)
+
+    patch.setattr(shard, "run_cycle", changed)
+
+
+DEFECTS: dict[Callable[[Patch], None], set[Rule]] = {
+    ignores_prefetch: {Rule.ROOM},
+    ignores_batch_limits: {Rule.BATCH},
+    ignores_the_wait: {Rule.EXPIRED},
+    ignores_service_times: {Rule.EXPIRED},
+    ignores_tiers: {Rule.POLICY},
+    drops_results: {Rule.ENDS},
+    repeats_results: {Rule.ONE_RESULT},
+    drops_a_batch: {Rule.AGREE},
+    dispatches_twice: {Rule.ONE_HAND},
+    mixes_bodies_up: {Rule.BODY},
+    keeps_cancels_back: {Rule.AGREE},
+    forgets_on_recovery: {Rule.RECOVERY, Rule.HALTED, Rule.SEQUENCE},
+    counts_wrongly: {Rule.USAGE},
+    turns_the_clock_back: {Rule.CLOCK},
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.__name__)
+def test_a_defect_is_found(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    defect(monkeypatch)
+    assert found(DEFECTS[defect])
