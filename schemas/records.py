@@ -6,18 +6,14 @@ change of meaning raises VERSION and gets a golden file (tests/unit/golden). Dec
 unknown version is an error of that record alone (`schemas.codec`).
 
 Times are integer epoch milliseconds (`_ms`), costs and tokens integers. `key` is the
-scheduler's name of a request: see `pack_key`. Those of `control` stand in `schemas.control`
-and go by their names here too.
+scheduler's name of a request: see `pack_key`.
 """
 
 from enum import StrEnum
 
 from msgspec import Struct
 
-from schemas.control import Cancel as Cancel
-from schemas.control import ControlRecord as ControlRecord
-from schemas.control import Pause as Pause
-from schemas.control import Resume as Resume
+from schemas import control
 
 VERSION = 1
 
@@ -206,6 +202,14 @@ class HandedBack(Struct, array_like=True, tag="handed_back", frozen=True):
 
 LaneRecord = Batch | BatchCancel
 WorkerRecord = Seen | Started | Finished | HandedBack
+
+
+# --- control, partition = shard: see schemas.control
+
+Cancel = control.Cancel
+Pause = control.Pause
+Resume = control.Resume
+ControlRecord = control.ControlRecord
 
 
 # --- refusals: why somebody was not let in
