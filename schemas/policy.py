@@ -7,6 +7,7 @@ IS their rank, first served first.
 """
 
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 from msgspec import Struct, field
@@ -76,20 +77,29 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A model behind the API, served by one pool.
 
-    `quantum` is in the cost model's unit. A batch is full at `batch_requests`, `batch_tokens`
-    or `batch_bytes`, and is sent when the oldest waited `batch_wait_ms`; a request of several
-    inputs counts there as so many requests, and goes alone if it has more. `tokens_max` clamps
-    the estimate of one request, or of each of its inputs. `service_ms` is the expected time of
-    a batch, used for deadlines.
-    `weight` multiplies what a request takes from a tenant's limits (heavier models: more).
+    Fairness: `quantum` is in the cost model's unit. `half_life_ms` is the idle time in which a
+    tenant's debt is halved.
+
+    Batches: one is full at `batch_requests`, `batch_tokens` or `batch_bytes`, and is sent when
+    the oldest waited `batch_wait_ms`; a request of several inputs counts there as so many
+    requests, and goes alone if it has more. When the next in order doesn't fit into what is
+    left, up to `overtake_max` smaller ones behind it fill the batch; it is the first of the
+    next one.
+
+    Estimates: `tokens_max` clamps that of one request, or of each of its inputs. `service_ms`
+    is the expected time of a batch and `token_us` what each token of a request adds to it, in
+    microseconds: what can't end by its deadline is not run. `service_ms_max` is the longest
+    service of one request: learned costs end there, and it is the largest `adaptive` cost.
+
+    Limits of each tenant, unless it has its own; None: no limit, 0: nothing. `in_flight` is
+    how many of its requests may be in workers' hands for certain, `burst` how many more while
+    nobody of its tier below its own `in_flight` has eligible work. `waiting` is how many may
+    wait; one more is ended at once. All children of a parent count against the parent's.
+    `requests_per_minute` is for the door; `weight` multiplies what a request takes from it
+    (heavier models: more).
+
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
-    `token_us`: expected service of a token, beside `service_ms`. `service_ms_max` clamps
-    learned costs. When the next request does not fit into the rest of a batch, up to
-    `overtake_max` others may. A debt halves with every `half_life_ms` that its tenant idles.
-    `in_flight`: requests that a tenant is guaranteed to have in workers' hands; `burst` more
-    only while nobody of its tier below its own guarantee wants the room. `waiting`: requests
-    of a tenant that may wait. None: no limit; 0 means zero.
     """
 
     name: str
@@ -139,7 +149,7 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     waiting: dict[str, int] = field(default_factory=dict)
 
 
-class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The whole document. `version` grows with each one that is published."""
 
     tiers: tuple[Tier, ...]
@@ -151,7 +161,29 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def tenant(self, name: str) -> Tenant | None:
         """Look a tenant up by name."""
-        return next((t for t in self.tenants if t.name == name), None)
+        return self._by_name.get(name)
+
+    def root(self, name: str) -> str:
+        """Name of a tenant's parent, or its own: whose share it is served from."""
+        known = self.tenant(name)
+        return known.parent or name if known else name
+
+    def children(self, name: str) -> tuple[Tenant, ...]:
+        """Tenants whose parent this is, in the order of the document."""
+        return self._by_parent.get(name, ())
+
+    @cached_property
+    def _by_name(self) -> dict[str, Tenant]:
+        """Tenants by name; of a name that is taken twice, which is a fault, the first."""
+        return {tenant.name: tenant for tenant in reversed(self.tenants)}
+
+    @cached_property
+    def _by_parent(self) -> dict[str, tuple[Tenant, ...]]:
+        found: dict[str, list[Tenant]] = {}
+        for tenant in self.tenants:
+            if tenant.parent:
+                found.setdefault(tenant.parent, []).append(tenant)
+        return {parent: tuple(children) for parent, children in found.items()}
 
     def endpoint(self, name: str) -> Endpoint | None:
         """Look an endpoint up by name."""
@@ -164,6 +196,18 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def limit(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
         """Weighted requests a minute of a tenant at an endpoint; None: no limit."""
         return tenant.requests_per_minute.get(endpoint.name, endpoint.requests_per_minute)
+
+    def in_flight(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
+        """Requests a tenant may have in workers' hands for certain; None: no limit."""
+        return tenant.in_flight.get(endpoint.name, endpoint.in_flight)
+
+    def burst(self, tenant: Tenant, endpoint: Endpoint) -> int:
+        """Requests above `in_flight`, while nobody below its own wants the slot."""
+        return tenant.burst.get(endpoint.name, endpoint.burst)
+
+    def waiting(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
+        """Requests of a tenant that may wait at an endpoint; None: no limit."""
+        return tenant.waiting.get(endpoint.name, endpoint.waiting)
 
 
 class PolicyError(Exception):

@@ -49,7 +49,7 @@ class Topics(NamedTuple):
 
     @property
     def control(self) -> str:
-        """Cancels; partition = shard."""
+        """Cancels, pauses, resumes; partition = shard."""
         return f"{self.prefix}.control"
 
     @property
@@ -91,10 +91,13 @@ class Topics(NamedTuple):
         return bucket(pool, shards)
 
     def request_partition(self, pool: str, tenant: str, policy: Policy) -> int:
-        """Partition of `requests.<tier>` for a root tenant's requests to a pool."""
+        """Partition of `requests.<tier>` for a tenant's requests to a pool.
+
+        A root tenant's children share its partition: their order among each other is kept.
+        """
         topology = policy.topology
         shard = self.shard_of(pool, topology.shards)
-        return shard + topology.shards * bucket(tenant, topology.spread)
+        return shard + topology.shards * bucket(policy.root(tenant), topology.spread)
 
     def base(self) -> list[TopicSpec]:
         """Topics that exist before any policy does."""
