@@ -32,6 +32,7 @@ def check(file: _File) -> None:
         )
     )
     print(f"{file} is valid: {', '.join(counts)}")
+    _show_hints(found)
 
 
 @policy.command()
@@ -51,6 +52,7 @@ def apply(
         nonlocal was_asked
         was_asked = True
         _show_plan(before, wanted)
+        _show_hints(wanted)
         return yes or _confirmed()
 
     with connected() as (log, topics):
@@ -89,6 +91,13 @@ def _show_plan(before: "Policy | None", wanted: "Policy") -> None:
     print(f"version {version} -> {version + 1}:" if version else "the first policy:")
     for change in plan(before, wanted):
         print(f"  {change}")
+
+
+def _show_hints(wanted: "Policy") -> None:
+    from fairlane.policy_hints import hints
+
+    for hint in hints(wanted):
+        print(f"hint: {hint}")
 
 
 def _confirmed() -> bool:

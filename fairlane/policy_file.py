@@ -20,6 +20,9 @@ from schemas.policy_check import faults, label
 #: Largest document that is read; one record holds about a tenth of it.
 FILE_BYTES_MAX = 10_000_000
 
+#: Integers of a document have 64 bits and a sign.
+_INTEGERS = 1 << 63
+
 _TOML_WORDS = {str: "a string", int: "an integer", bool: "true or false", float: "a fraction"}
 
 
@@ -40,7 +43,7 @@ def parse(text: str, source: str = "policy") -> Policy:
     """Parse and check a document; raises PolicyError with every fault."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a figure of thousands of digits
         raise PolicyError([f"{source}: no valid TOML: {error}"]) from error
     walk = _Walk()
     policy: Policy = walk.struct(Policy, document, "")
@@ -114,7 +117,7 @@ class _Walk:
                 converted = self._value(types[0], value, path, place)
             case inspect.StrType() if isinstance(value, str):
                 converted = value
-            case inspect.IntType() if isinstance(value, int) and not isinstance(value, bool):
+            case inspect.IntType() if _is_integer(value):
                 converted = value
             case _:
                 is_wrong = f"{_short(path)} is {_shown(value)}; it must be {_wanted(kind)}"
@@ -153,6 +156,11 @@ def _is_list_of_tables(kind: Any) -> bool:
     return isinstance(info, inspect.VarTupleType) and isinstance(info.item_type, inspect.StructType)
 
 
+def _is_integer(value: Any) -> bool:
+    """Tell whether it is one that TOML and other languages can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _INTEGERS
+
+
 def _stand_in(kind: inspect.Type) -> Any:
     return () if isinstance(kind, inspect.VarTupleType) else ""
 
@@ -169,6 +177,8 @@ def _shown(value: Any) -> str:
         return "a table"
     if isinstance(value, list):
         return "an array"
+    if isinstance(value, int) and abs(value) >= _INTEGERS:
+        return "beyond 64 bits"
     word = _TOML_WORDS.get(type(value), "a date or time")
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f'"{text}" ({word})' if isinstance(value, str) else f"{text} ({word})"

@@ -124,4 +124,4 @@ def _text(value: Any) -> str:
         return "{" + ", ".join(f"{key}={_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_text, value)) + "]"
-    return "none" if value is None else str(value)
+    return "none" if value in (None, "") else str(value)

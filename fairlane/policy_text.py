@@ -22,7 +22,7 @@ def to_toml(policy: Policy) -> str:
 def _fields(item: msgspec.Struct) -> Iterator[str]:
     for name in item.__struct_fields__:
         value = getattr(item, name)
-        if value is not None and value != {}:
+        if value not in (None, "", {}):
             yield f"{name} = {_value(value)}"
 
 

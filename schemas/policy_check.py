@@ -17,6 +17,7 @@ from schemas.log import RECORD_BYTES_MAX
 from schemas.policy import (
     NAME_PATTERN,
     NAME_RULE,
+    CostModel,
     Endpoint,
     Policy,
     Pool,
@@ -24,7 +25,7 @@ from schemas.policy import (
     Tier,
     encode_policy,
 )
-from schemas.topics import HOUR_MS, RETENTION_MS
+from schemas.topics import DAY_MS, HOUR_MS, RETENTION_MS
 
 #: A batch record also carries metadata of each request: bodies get half of a record.
 BATCH_BYTES_MAX = RECORD_BYTES_MAX // 2
@@ -49,6 +50,15 @@ BATCH_WAIT_MS_MAX = 60_000
 #: Inputs of one request, as many as clients of embeddings send at once; with more, one request
 #: would be a job of its own.
 INPUTS_MAX = 2_048
+#: A tenth of a pool is left for the tiers that have no floor, or rank would mean nothing.
+FLOORS_MAX = 90
+#: Each is looked at while a batch is filled.
+OVERTAKE_MAX = 256
+#: A debt that halves faster is none; one that lasts longer than a day was made by other traffic.
+HALF_LIFE_MS_MIN = 1_000
+HALF_LIFE_MS_MAX = DAY_MS
+#: A minute a token: slower ones are no service.
+TOKEN_US_MAX = 60_000_000
 #: Names shown in a message when one is not defined.
 _NAMES_SHOWN = 10
 
@@ -75,7 +85,19 @@ _ENDPOINT: tuple[_Range, ...] = (
     ("attempts_max", 1, ATTEMPTS_MAX),
     ("weight", 1, WEIGHT_MAX),
     ("inputs_max", 0, INPUTS_MAX),
+    ("token_us", 0, TOKEN_US_MAX),
+    ("service_ms_max", 1, HOUR_MS),
+    ("overtake_max", 0, OVERTAKE_MAX),
+    ("burst", 0, COST_MAX),
 )
+_TENANT: tuple[_Range, ...] = (("weight", 1, WEIGHT_MAX), ("aging_ms", 0, WAIT_MS_MAX))
+
+#: What one unit of `quantum` is.
+UNITS = {
+    CostModel.REQUEST: "requests",
+    CostModel.TOKEN: "tokens",
+    CostModel.ADAPTIVE: "milliseconds of service",
+}
 
 
 class Fault(NamedTuple):
@@ -127,14 +149,24 @@ def _all(policy: Policy) -> Iterator[Fault]:
             "topology.spread",
             f"topology: shards x spread is {partitions}, at most {PARTITIONS_MAX} is served",
         )
+    yield from _floors(policy)
     for index, pool in enumerate(policy.pools):
         yield from _ranges(pool, _Place(f"pools[{index}]", pool.name), _POOL)
     yield from _endpoints(policy)
     tiers = {tier.name for tier in policy.tiers}
     endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
     for index, tenant in enumerate(policy.tenants):
-        yield from _tenant(_Place(f"tenants[{index}]", tenant.name), tenant, tiers, endpoints)
-    size = len(encode_policy(policy))
+        place = _Place(f"tenants[{index}]", tenant.name)
+        yield from _tenant(place, tenant, tiers, endpoints)
+        yield from _parent(place, tenant, policy)
+    yield from _size(policy)
+
+
+def _size(policy: Policy) -> Iterator[Fault]:
+    try:
+        size = len(encode_policy(policy))
+    except (OverflowError, UnicodeEncodeError):
+        return  # a figure beyond 64 bits, or text that is none: its field has a fault already
     if size > POLICY_BYTES_MAX:
         yield Fault(
             "",
@@ -175,7 +207,33 @@ def _ranges(item: Struct, place: _Place, ranges: tuple[_Range, ...]) -> Iterator
     for field, least, most in ranges:
         value = getattr(item, field)
         if not least <= value <= most:
-            yield place.fault(field, f"{field} is {value}; allowed is {least}..{most}")
+            unit = (
+                f" {UNITS[item.cost]}" if isinstance(item, Endpoint) and field == "quantum" else ""
+            )
+            yield place.fault(field, f"{field} is {value}; allowed is {least}..{most}{unit}")
+
+
+def _floors(policy: Policy) -> Iterator[Fault]:
+    """Each is a percentage; together they leave something to rank."""
+    for index, tier in enumerate(policy.tiers):
+        place = _Place(f"tiers[{index}]", tier.name)
+        if not 0 <= tier.floor <= FLOORS_MAX:
+            text = f"floor is {tier.floor}; allowed is 0..{FLOORS_MAX} percent of a pool"
+            yield place.fault("floor", text)
+        elif index == 0 and tier.floor:
+            yield place.fault(
+                "floor",
+                f"floor is {tier.floor}, but the first tier is served first anyway: leave it out, "
+                "and give floors to those behind it",
+            )
+    total = sum(tier.floor for tier in policy.tiers)
+    if total > FLOORS_MAX and all(0 <= tier.floor <= FLOORS_MAX for tier in policy.tiers):
+        listed = ", ".join(f"{tier.name} {tier.floor}" for tier in policy.tiers if tier.floor)
+        yield Fault(
+            "tiers",
+            f"tiers: the floors are {total} percent of a pool ({listed}), at most {FLOORS_MAX} can "
+            "be given away: lower some",
+        )
 
 
 def _endpoints(policy: Policy) -> Iterator[Fault]:
@@ -194,7 +252,10 @@ def _endpoints(policy: Policy) -> Iterator[Fault]:
         first.setdefault(endpoint.pool, endpoint.name)
         yield from _ranges(endpoint, place, _ENDPOINT)
         yield from _fits(place, endpoint)
+        yield from _times(place, endpoint)
         yield from _limit(place, endpoint, endpoint.requests_per_minute, "requests_per_minute")
+        yield from _count(place, endpoint.in_flight, "in_flight")
+        yield from _count(place, endpoint.waiting, "waiting")
 
 
 def _fits(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
@@ -210,6 +271,39 @@ def _fits(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
             "tokens_max",
             f"tokens_max is {endpoint.tokens_max}, above batch_tokens "
             f"({endpoint.batch_tokens}): such a request would fit in no batch",
+        )
+
+
+def _times(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
+    """Debts fade, neither at once nor never; a learned cost has room above the expected one."""
+    half_life_ms, longest_ms = endpoint.half_life_ms, endpoint.service_ms_max
+    if not HALF_LIFE_MS_MIN <= half_life_ms <= HALF_LIFE_MS_MAX:
+        why = "" if half_life_ms else " (0 would switch the fading of debts off, not fairness on)"
+        yield place.fault(
+            "half_life_ms",
+            f"half_life_ms is {half_life_ms}; allowed is {HALF_LIFE_MS_MIN}..{HALF_LIFE_MS_MAX}"
+            f"{why}; leave it out for 60000",
+        )
+    if endpoint.cost is not CostModel.ADAPTIVE or not 1 <= longest_ms <= HOUR_MS:
+        return
+    for field, expected_ms in (
+        ("service_ms", endpoint.service_ms),
+        ("token_us", endpoint.token_us // 1_000),
+    ):
+        if longest_ms < expected_ms:
+            yield place.fault(
+                "service_ms_max",
+                f"service_ms_max is {longest_ms}, less than {field} says a request takes "
+                f'({expected_ms} ms): with cost "adaptive" all would cost the same; raise it',
+            )
+
+
+def _count(place: _Place, count: int | None, field: str) -> Iterator[Fault]:
+    """A limit in requests: zero means zero, absent means none."""
+    if count is not None and not 0 <= count <= COST_MAX:
+        name = field.partition(".")[0]
+        yield place.fault(
+            field, f"{name} is {count}; allowed is 0 (nothing) ..{COST_MAX}; no limit: leave it out"
         )
 
 
@@ -235,12 +329,36 @@ def _tenant(
             yield place.fault("tiers", undefined("tier", name, tiers))
         elif count > 1:
             yield place.fault("tiers", f'tier "{name}" is listed {count} times; once is enough')
-    if not 1 <= tenant.weight <= WEIGHT_MAX:
-        yield place.fault("weight", f"weight is {tenant.weight}; allowed is 1..{WEIGHT_MAX}")
-    for name, limit in tenant.requests_per_minute.items():
-        field = f"requests_per_minute.{name}"
-        if name not in endpoints:
-            text = undefined("endpoint", name, endpoints)
-            yield place.fault(field, f"requests_per_minute: {text}")
-        else:
-            yield from _limit(place, endpoints[name], limit, field)
+    yield from _ranges(tenant, place, _TENANT)
+    for section, limits in (
+        ("requests_per_minute", tenant.requests_per_minute),
+        ("in_flight", tenant.in_flight),
+        ("burst", tenant.burst),
+        ("waiting", tenant.waiting),
+    ):
+        for name, limit in limits.items():
+            field = f"{section}.{name}"
+            if name not in endpoints:
+                yield place.fault(field, f"{section}: {undefined('endpoint', name, endpoints)}")
+            elif section == "requests_per_minute":
+                yield from _limit(place, endpoints[name], limit, field)
+            else:
+                yield from _count(place, limit, field)
+
+
+def _parent(place: _Place, tenant: Tenant, policy: Policy) -> Iterator[Fault]:
+    """Families have two levels."""
+    if not tenant.parent:
+        return
+    parent = policy.tenant(tenant.parent)
+    if parent is None:
+        text = undefined("tenant", tenant.parent, (other.name for other in policy.tenants))
+        yield place.fault("parent", f"parent: {text}")
+    elif tenant.parent == tenant.name:
+        yield place.fault("parent", "parent is the tenant itself: leave it out")
+    elif parent.parent:
+        yield place.fault(
+            "parent",
+            f'parent "{parent.name}" has a parent itself, "{parent.parent}"; families have two '
+            f'levels: take the parent of "{parent.name}" off, or name one that has none',
+        )

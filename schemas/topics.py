@@ -11,10 +11,11 @@ from schemas.log import TopicSpec
 from schemas.policy import Policy
 
 HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 #: Requests, batches, workers, results: twice the longest wait plus the replay window.
-RETENTION_MS = 7 * 24 * HOUR_MS
+RETENTION_MS = 7 * DAY_MS
 #: Segments roll by time as well, so that retention acts on quiet topics.
-SEGMENT_MS = 24 * HOUR_MS
+SEGMENT_MS = DAY_MS
 #: An older sum that is written after a newer one (by a process that was stopped and woke up)
 #: must not be what compaction leaves: both stay this long, and readers take the newer.
 COMPACTION_LAG_MS = HOUR_MS

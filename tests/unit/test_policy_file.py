@@ -99,8 +99,8 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
         'pool = "gpu"\ncost = "tokens"',
         [
             (
-                'endpoints[0] "embed": cost "tokens" is not known; one of: request, token; '
-                'did you mean "token"?'
+                'endpoints[0] "embed": cost "tokens" is not known; one of: request, token, '
+                'adaptive; did you mean "token"?'
             )
         ],
     ),
@@ -148,7 +148,7 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
         'pool = "gpu"',
         'pool = "gpu"\nquantum = 0\nweight = 0\nattempts_max = 101\nwait_ms_max = 302400001',
         [
-            'endpoints[0] "embed": quantum is 0; allowed is 1..1000000000',
+            'endpoints[0] "embed": quantum is 0; allowed is 1..1000000000 requests',
             'endpoints[0] "embed": wait_ms_max is 302400001; allowed is 1..302400000',
             'endpoints[0] "embed": attempts_max is 101; allowed is 1..100',
             'endpoints[0] "embed": weight is 0; allowed is 1..1000',
@@ -245,6 +245,15 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
             'tenants[0] "acme": tier "only" is not defined; defined are: none',
         ],
     ),
+    (
+        "a figure that no integer holds",
+        'pool = "gpu"',
+        f'pool = "gpu"\nquantum = {1 << 63}\nwaiting = 0x{"f" * 9_000}',
+        [
+            'endpoints[0] "embed": quantum is beyond 64 bits; it must be an integer',
+            'endpoints[0] "embed": waiting is beyond 64 bits; it must be an integer',
+        ],
+    ),
 ]
 
 
@@ -280,6 +289,12 @@ def test_an_empty_document_lacks_every_section_but_tenants() -> None:
 def test_a_syntax_error_names_its_line() -> None:
     (fault,) = faults_of("[[tiers]]\nname = \n")
     assert re.search(r"policy: no valid TOML: .*line 2", fault)
+
+
+def test_what_the_reader_of_toml_gives_up_on_is_no_document() -> None:
+    for value in ("9" * 5_000, "[" * 100_000):
+        (fault,) = faults_of(f"tiers = {value}")
+        assert fault.startswith("policy: no valid TOML: ")
 
 
 def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
@@ -318,7 +333,9 @@ def test_the_example_shows_tiers_streaming_batches_and_a_heavy_model() -> None:
 
 
 def test_a_policy_survives_the_topic_and_the_document_that_show_prints() -> None:
-    for policy in (load(EXAMPLE), parse(SMALL)):
+    family = SMALL + 'aging_ms = 5\n[[tenants]]\nname = "lab"\ntiers = ["only"]\nparent = "acme"\n'
+    limited = f"{family}waiting = {{ embed = 0 }}\nin_flight = {{ embed = 2 }}\n"
+    for policy in (load(EXAMPLE), parse(SMALL), parse(limited)):
         assert decode_policy(encode_policy(policy)) == policy
         assert parse(to_toml(policy)) == policy
 

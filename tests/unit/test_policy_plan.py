@@ -49,6 +49,21 @@ def test_added_changed_and_removed_are_told_apart() -> None:
     ]
 
 
+def test_what_is_set_back_to_its_default_is_told() -> None:
+    old = replace(EXAMPLE.tenants[0], parent="globex", waiting={"embed": 0, "chat": 7}, aging_ms=9)
+    new = replace(old, parent="", waiting={"embed": 5}, aging_ms=0)
+    before = replace(EXAMPLE, tenants=(old, *EXAMPLE.tenants[1:]))
+    assert lines(before, replace(EXAMPLE, tenants=(new, *EXAMPLE.tenants[1:]))) == [
+        (
+            '~ tenant "acme": parent globex -> none, aging_ms 9 -> 0, '
+            "waiting {embed=0, chat=7} -> {embed=5}"
+        )
+    ]
+    tiers = (*EXAMPLE.tiers[:-1], replace(EXAMPLE.tiers[-1], floor=40))
+    (line,) = lines(EXAMPLE, replace(EXAMPLE, tiers=tiers))
+    assert line.endswith(" -> 40")
+
+
 def test_the_rank_of_tiers_is_a_change() -> None:
     turned = replace(EXAMPLE, tiers=tuple(reversed(EXAMPLE.tiers)))
     assert lines(EXAMPLE, turned) == [

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fairlane.policy_file import load
-from schemas.policy import Topology
+from schemas.policy import Tenant, Topology
 from schemas.topics import Topics, bucket
 
 EXAMPLE = load(Path("examples/policy.toml"))
@@ -52,6 +52,18 @@ def test_a_request_stands_on_its_pools_shard(pool: str, tenant: str) -> None:
     partition = TOPICS.request_partition(pool, tenant, WIDE)
     assert 0 <= partition < 12
     assert partition % 3 == TOPICS.shard_of(pool, 3)
+
+
+def test_a_family_stands_on_its_parents_partition() -> None:
+    """The order among children of one parent is kept, wherever their names would put them."""
+    names = [f"lab-{number}" for number in range(20)]
+    family = tuple(Tenant(name=name, tiers=("premium",), parent="acme") for name in names)
+    policy = replace(WIDE, tenants=(*WIDE.tenants, *family))
+    for pool in ("chat", "embed"):
+        at = TOPICS.request_partition(pool, "acme", policy)
+        assert {TOPICS.request_partition(pool, name, policy) for name in names} == {at}
+        alone = {TOPICS.request_partition(pool, name, WIDE) for name in names}
+        assert len(alone) == WIDE.topology.spread, "who has no parent stands by the own name"
 
 
 def test_buckets_are_the_same_in_every_process_and_release() -> None:
