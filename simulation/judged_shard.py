@@ -175,7 +175,8 @@ class JudgedShard:
             self._break(Rule.ONE_RESULT, f"{meta.id} is taken in a second time")
         if was_unwanted:
             self._break(Rule.CANCELLED, f"{meta.id} was cancelled before it came")
-        self._may_run(meta, asked.tier)
+        if self._why_not(meta, asked.tier) is Reason.TIER_NOT_ALLOWED:
+            self._break(Rule.POLICY, f"{meta.id} of {meta.tenant} is taken in to {asked.tier}")
         self._ids[meta.id] = key
         self.lives[key] = Life(key, meta, asked, self.seq)
 
@@ -346,6 +347,7 @@ class JudgedShard:
         if not self._open:
             self._break(Rule.BATCH, f"batch {step.number} is empty")
         for life in self._open:
+            self._may_run(life.meta, life.asked.tier)
             if self._endpoints[life.meta.endpoint].pool != step.pool:
                 self._break(Rule.POLICY, f"{life.meta.id} is sent to {step.pool}")
             life.batch = step.number

@@ -27,6 +27,7 @@ from scheduler.core.decided import Cycle, end, take
 from scheduler.core.queues import (
     why_not,
 )
+from scheduler.core.seats import may_wait
 from scheduler.core.state import UNKNOWN_MAX, Part, State
 from scheduler.core.tenants import Live, Status, TenantQueue
 from schemas.decisions import (
@@ -294,13 +295,13 @@ def _judge(  # noqa: PLR0911 - one return a reason
             return Reason.CANCELLED if arrival.offset in pending else None
         if reason is not None:
             return reason
-        queue = find_queue(state, part, meta)
-    ring, use = queue.ring, queue.use
-    assert ring is not None
-    if arrival.size > ring.pool.endpoint.batch_bytes:
+    if arrival.size > state.endpoints[meta.endpoint].batch_bytes:
         return Reason.NEVER_FITS
     if arrival.offset in pending:
         return Reason.CANCELLED
+    if queue is None:
+        return None if may_wait(state, meta.tenant, meta.endpoint) else Reason.WAITING_LIMIT
+    use = queue.use
     if use.waiting >= use.waiting_most:
         return Reason.WAITING_LIMIT
     if use.parent is not None and use.parent.waiting >= use.parent.waiting_most:

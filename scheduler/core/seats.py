@@ -70,6 +70,20 @@ def limit(state: State, pool: PoolState, use: Use) -> None:
         use.parent = parent
 
 
+def may_wait(state: State, tenant: str, endpoint: str) -> bool:
+    """Whether one more request of a tenant may wait; changes nothing."""
+    served = state.endpoints[endpoint]
+    uses = state.pools[served.pool].uses
+    known = state.tenants.get(tenant)
+    while known is not None:
+        most = known.waiting.get(endpoint, served.waiting)
+        use = uses.get(known.name)
+        if most is not None and (use.waiting if use else 0) >= most:
+            return False
+        known = state.tenants.get(known.parent) if known.parent else None
+    return True
+
+
 def join(state: State, queue: TenantQueue) -> None:
     """Put a queue where its tenant belongs, in the ring or in its parent's family, at its weight.
 

@@ -72,13 +72,13 @@ class Account:
         self.seat = 0  #: place in the ring; 0: none
         self.increment = 1  #: quantum * weight
         self.idle_since_ms = 0  #: when it last emptied
-        self.stamp = 0  #: the heap entry that is valid; older ones are stale
+        self.stamp = 0  #: of the heap entry that is valid, in whichever ring; grows for ever
 
 
 class DeficitRoundRobin:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "_stamps", "half_life_ms", "next_seat", "round", "seat")
+    __slots__ = ("_heap", "half_life_ms", "next_seat", "round", "seat")
 
     def __init__(self) -> None:
         self.half_life_ms = HALF_LIFE_MS
@@ -86,7 +86,6 @@ class DeficitRoundRobin:
         self.seat = 0  #: the seat the pointer stands on
         self.next_seat = 1
         self._heap: list[tuple[int, int, int, Any]] = []
-        self._stamps = 0
 
     def account(self) -> Account:
         """Make an account."""
@@ -110,8 +109,7 @@ class DeficitRoundRobin:
         account: Account = member.account
         self._catch_up(account)
         turn = self.turn_of(member, cost)
-        self._stamps += 1
-        account.stamp = self._stamps
+        account.stamp += 1
         heappush(self._heap, (turn, account.seat, account.stamp, member))
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
@@ -122,7 +120,7 @@ class DeficitRoundRobin:
             account.credit = min(account.credit + account.deficit, cost_max)
             account.deficit = 0
         account.seat = 0
-        account.stamp = 0
+        account.stamp += 1
         account.idle_since_ms = now_ms
 
     def peek(self) -> tuple[Any, int] | None:
@@ -179,7 +177,7 @@ class DeficitRoundRobin:
             turn -= (deficit - next_cost) // increment
         heap = self._heap
         before = account.stamp
-        self._stamps = account.stamp = stamp = self._stamps + 1
+        account.stamp = stamp = before + 1
         if heap[0][2] == before:
             heapreplace(heap, (turn, seat, stamp, member))
         else:

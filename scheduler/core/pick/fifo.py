@@ -25,12 +25,11 @@ class Seat:
 class FirstInFirstOut:
     """One queue over all members; a member's turn is the order of its head."""
 
-    __slots__ = ("_heap", "_stamps", "half_life_ms")
+    __slots__ = ("_heap", "half_life_ms")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
         self._heap: list[tuple[Any, int, Any]] = []
-        self._stamps = 0
 
     def account(self) -> Seat:
         """Make a seat."""
@@ -48,14 +47,14 @@ class FirstInFirstOut:
     def reprice(self, member: Any, cost: int) -> None:
         """Its head is another one now; what that costs plays no part."""
         del cost
-        self._stamps += 1
-        member.account.stamp = self._stamps
-        heappush(self._heap, (member.head_order(), self._stamps, member))
+        member.account.stamp += 1
+        heappush(self._heap, (member.head_order(), member.account.stamp, member))
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """It has nothing eligible any more."""
         del cost_max, now_ms
-        member.account.seat = member.account.stamp = 0
+        member.account.seat = 0
+        member.account.stamp += 1
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose head is first, in round 0; changes nothing."""

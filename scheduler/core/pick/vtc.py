@@ -41,20 +41,19 @@ class Counter:
         self.counter = 0  #: service over weight, scaled
         self.increment = 1  #: quantum * weight
         self.seat = 0  #: place in the ring; 0: none
-        self.stamp = 0  #: the heap entry that is valid; older ones are stale
+        self.stamp = 0  #: of the heap entry that is valid, in whichever ring; grows for ever
 
 
 class VirtualTokenCounter:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "_stamps", "half_life_ms", "last", "next_seat")
+    __slots__ = ("_heap", "half_life_ms", "last", "next_seat")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
         self.last = 0  #: counter of the member that left last
         self.next_seat = 1
         self._heap: list[tuple[int, int, int, Any]] = []
-        self._stamps = 0
 
     def account(self) -> Counter:
         """Make a counter."""
@@ -77,15 +76,15 @@ class VirtualTokenCounter:
         """Its counter may have changed; what its head costs plays no part."""
         del cost
         account: Counter = member.account
-        self._stamps += 1
-        account.stamp = self._stamps
+        account.stamp += 1
         heappush(self._heap, (account.counter, account.seat, account.stamp, member))
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """Take its seat; the counter stays."""
         del cost_max, now_ms
         account: Counter = member.account
-        account.seat = account.stamp = 0
+        account.seat = 0
+        account.stamp += 1
         self.last = account.counter
 
     def peek(self) -> tuple[Any, int] | None:
@@ -128,8 +127,7 @@ class VirtualTokenCounter:
         heap = self._heap
         account: Counter = member.account
         if heap and heap[0][2] == account.stamp:
-            self._stamps += 1
-            account.stamp = self._stamps
+            account.stamp += 1
             heapreplace(heap, (account.counter, account.seat, account.stamp, member))
         else:
             self.reprice(member, next_cost)
