@@ -26,6 +26,7 @@ def books(moves: list[Move], quantum: int, batch: int, weights: tuple[int, ...])
         batch_requests=batch,
         batch_tokens=60,
         tokens_max=COST_MAX,
+        overtake_max=0,
     )
     history = History(policy)
     return Ledger(history).follow(chain(history.play(moves), history.drain()))

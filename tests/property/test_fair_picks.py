@@ -59,6 +59,7 @@ def test_same_picks_in_the_same_order_in_the_same_batches(
         tokens_max=COST_MAX,
         service_ms=100,
         wait_ms_max=5_000,
+        overtake_max=0,
     )
     history = History(policy)
     plain = PlainScheduler(policy, slots=history.slots)

@@ -12,14 +12,8 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from scheduler.core.cycle import (
-    Inputs,
-    RequestRange,
-)
-from scheduler.core.decided import (
-    BatchOut,
-    Cycle,
-)
+from scheduler.core.cycle import Inputs, RequestRange
+from scheduler.core.decided import BatchOut, Cycle
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Pool, Tenant, Tier
 from schemas.records import (
     VERSION,
@@ -223,7 +217,7 @@ def drawn(
     )
     if exact:
         arrive = arrive.map(lambda move: move._replace(truth=move.cost, size=1))
-    finish = st.builds(Finish, number)
+    finish = st.builds(Finish, number, st.just(value=False))
     moves: list[st.SearchStrategy[Move]] = [arrive, arrive, finish, finish, finish]
     moves += [st.builds(Drop, number), st.builds(Tick, st.integers(1, 400))]
     if not exact:

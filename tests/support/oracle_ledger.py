@@ -18,12 +18,8 @@ hence, after every step: service = grants - (change of D*) - what the credit's c
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler.core.apply import (
-    apply,
-)
-from scheduler.core.arrivals import (
-    Arrival,
-)
+from scheduler.core.apply import apply
+from scheduler.core.arrivals import Arrival
 from scheduler.core.state import State
 from schemas.decisions import (
     Arrived,
@@ -36,11 +32,7 @@ from schemas.decisions import (
     WorkerSaid,
 )
 from schemas.policy import Policy
-from schemas.records import (
-    Finished,
-    HandedBack,
-    pack_key,
-)
+from schemas.records import Finished, HandedBack, pack_key
 from tests.support.core import Core
 from tests.support.oracle_history import History, Turn
 from tests.support.oracle_ring import PlainRing
@@ -201,7 +193,8 @@ class Ledger:
             self.opened.append((step.key, None))
             return
         if self.follows_grants:
-            self.ring.walk_to(step.round, entry.tenant)
+            if step.round >= 0:  # below: it fills a batch's rest before its turn, the pointer stays
+                self.ring.walk_to(step.round, entry.tenant)
             self.ring.serve(entry.tenant, step.cost)
         pick = Pick(len(self.moments), entry.tenant, step.cost)
         self.picks.append(pick)

@@ -93,16 +93,16 @@ class PlainRing:
     def step(self) -> Member:
         """Move the pointer to the next seat and grant; nobody is granted twice in a round."""
         seated = self.seated()
-        due = (m for m in seated if m.seat > self.seat and m.round < self.round)
-        member = next(due, None)
+        member = next((m for m in seated if m.seat > self.seat), None)
         if member is None:
             member = seated[0]
             self.round += 1
         self.seat = member.seat
-        member.round = self.round
-        member.deficit += member.increment
-        member.granted += member.increment
-        member.visits += 1
+        if member.round < self.round:
+            member.round = self.round
+            member.deficit += member.increment
+            member.granted += member.increment
+            member.visits += 1
         return member
 
     def under_pointer(self) -> Member | None:

@@ -14,9 +14,7 @@ that change, and supposes that nobody is idle for as long as a debt's half-life.
 
 from dataclasses import dataclass, field
 
-from scheduler.core.arrivals import (
-    Arrival,
-)
+from scheduler.core.arrivals import Arrival
 from schemas.policy import CostModel, Endpoint, Policy
 from schemas.records import (
     Cancel,
@@ -91,7 +89,7 @@ class Rings:
 
     def family(self, tenant: str) -> str:
         known = self.policy.tenant(tenant)
-        return getattr(known, "parent", "") or tenant
+        return (known.parent if known else "") or tenant
 
     def weight(self, tenant: str) -> int:
         known = self.policy.tenant(tenant)

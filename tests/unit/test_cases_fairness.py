@@ -4,15 +4,9 @@ from collections import Counter
 
 import pytest
 
-from scheduler.core.cycle import (
-    Inputs,
-)
-from scheduler.core.decided import (
-    Cycle,
-)
-from scheduler.core.mismatch import (
-    StateMismatchError,
-)
+from scheduler.core.cycle import Inputs
+from scheduler.core.decided import Cycle
+from scheduler.core.mismatch import StateMismatchError
 from schemas.policy import CostModel, encode_policy
 from schemas.records import VERSION, HandedBack, Seen
 from tests.support.core import Core, ended, ids, tenants
