@@ -21,6 +21,7 @@ class PlainRing:
     def __init__(self) -> None:
         self.seats: list[PlainTenant] = []
         self.at = -1
+        self.is_between = False  #: who had the seat is gone: no visit goes on
         self.round = 1
 
     def add(self, tenant: PlainTenant, cost: int) -> None:
@@ -32,11 +33,12 @@ class PlainRing:
         if not self.seats:
             return None
         while True:
-            if 0 <= self.at < len(self.seats):
+            if not self.is_between and 0 <= self.at < len(self.seats):
                 tenant = self.seats[self.at]
                 if tenant.granted_round == self.round and tenant.queue[0] <= tenant.deficit:
                     return self._serve(tenant)
             self.at += 1
+            self.is_between = False
             if self.at >= len(self.seats):
                 self.at = 0
                 self.round += 1
@@ -56,6 +58,7 @@ class PlainRing:
         seat = self.seats.index(tenant)
         del self.seats[seat]
         if seat <= self.at:
+            self.is_between |= seat == self.at
             self.at -= 1
         tenant.deficit = min(tenant.deficit, 0)
 
