@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 #: A walk this long has lost its way: costs in these tests are at most a few thousand grants.
 STEPS_MAX = 1_000_000
 #: Who returns within the round takes its seat again.
-RETAKES_SEAT = False
+RETAKES_SEAT = True
 
 
 @dataclass

@@ -15,7 +15,7 @@ seats a pick when quanta are small against costs. Here the same order comes from
 a tenant whose head costs c, with deficit d after its grant of round g, is first served in
 
     round g + n,   n = ceil((c - d) / (quantum * weight)), at least 1 grant,
-                   or 0 when the pointer stands on its seat, or is still to come there
+                   or 0 when the pointer stands on its seat (its visit goes on)
 
 and within a round in the order of the seats. So the next to be served is the smallest
 (round, seat), and the grants of everybody else up to there are implied: they are added
@@ -23,9 +23,11 @@ when a tenant is next touched (`_catch_up`). A pick costs O(log tenants), whatev
 quantum.
 
 Coming and going. Who has nothing eligible has no seat and is granted nothing. Who returns
-takes a seat at the tail; it is visited in the current round unless it was already granted
-this round's quantum, so that leaving and returning never earns a second grant. On leaving,
-a positive deficit becomes `credit` (at most one maximum cost), which never buys a pick and
+takes a new seat at the tail and is visited in the current round; but who had its grant of
+this round already takes the seat again that it left. That is the tail of a circular list,
+just behind the pointer: its next visit is in the next round, after everybody else's. So
+leaving and returning earns no second grant, and nobody is ever passed over. On leaving, a
+positive deficit becomes `credit` (at most one maximum cost), which never buys a pick and
 only cancels later surcharges; debt stays, and halves with every `half_life_ms` of idleness.
 
 Two levels. Tenants with a parent share the parent's turns: a member of this ring may be a
@@ -33,6 +35,9 @@ family, whose head is named by another ring, of its children. The outer ring pay
 paid back, the inner one keeps the balance among the children; each is the loop above. The
 inner pointer rests while the outer one is elsewhere, so a child's visit goes on across its
 parent's.
+
+Two rings beside each other. A member may move between sister rings (`cross`): it keeps its
+balance, and in each ring its place in that ring's rounds.
 
 Overtaking. A batch may be topped up with a request whose turn has not come, because the
 one whose turn it is does not fit into what is left. It is borrowed: the tenant pays at
@@ -52,113 +57,130 @@ from typing import Any
 
 #: Idle time after which a debt is halved, unless the policy says otherwise.
 HALF_LIFE_MS = 60_000
-#: A debt that was halved so often is nothing.
+#: A debt that was halved so often is nothing; a larger shift would only take time.
 _HALVINGS_MAX = 64
+#: An entry of the heap is one integer, round and seat: enough for a million returns a
+#: second in nine years, and nothing but integers is compared.
+_SEAT_BITS = 48
+_SEAT_MASK = (1 << _SEAT_BITS) - 1
+#: Stale entries that the heap may hold, beside three a member.
+_STALE_MAX = 64
 
 
 class Account:
     """What the selector keeps of one tenant in one ring. Costs are in the pool's unit."""
 
     __slots__ = (
-        "credit", "deficit", "granted", "granted_there", "idle_since_ms", "increment", "seat",
-        "stamp",
+        "credit", "deficit", "entry", "granted", "granted_there", "idle_since_ms", "increment",
+        "left", "left_there", "seat",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.deficit = 0  #: unspent grants; negative: debt
         self.credit = 0  #: left over when it emptied; cancels surcharges only
         self.granted = 0  #: last round whose grant is in `deficit`
-        self.granted_there = 0  #: likewise in the sister ring, see `cross`
         self.seat = 0  #: place in the ring; 0: none
+        self.left = 0  #: the place that it had before
         self.increment = 1  #: quantum * weight
         self.idle_since_ms = 0  #: when it last emptied
-        self.stamp = 0  #: of the heap entry that is valid, in whichever ring; grows for ever
+        self.granted_there = 0  #: `granted` in the sister ring, see `cross`
+        self.left_there = 0  #: likewise `left`
+        self.entry = 0  #: index: its valid entry in the ring's heap; 0: none
 
 
 class DeficitRoundRobin:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "half_life_ms", "next_seat", "round", "seat")
+    __slots__ = ("_heap", "_members", "half_life_ms", "next_seat", "round", "seat")
 
     def __init__(self) -> None:
         self.half_life_ms = HALF_LIFE_MS
         self.round = 1  #: the round the pointer is in
         self.seat = 0  #: the seat the pointer stands on
         self.next_seat = 1
-        self._heap: list[tuple[int, int, int, Any]] = []
+        self._heap: list[int] = []  # (round, seat) as one integer; some are stale
+        self._members: dict[int, Any] = {}  # who is seated, by seat
 
     def account(self) -> Account:
         """Make an account."""
         return Account()
 
     def cross(self, account: Account) -> None:
-        """The member comes from the sister ring, whose rounds are others."""
+        """The member comes from the sister ring, whose rounds and seats are others."""
         account.granted, account.granted_there = account.granted_there, account.granted
+        account.left, account.left_there = account.left_there, account.left
 
     def enter(self, member: Any, cost: int, now_ms: int) -> None:
         """Seat a member that has eligible work again; `cost` is its head's."""
         account: Account = member.account
         self._decay(account, now_ms)
-        account.seat = self.next_seat
-        self.next_seat += 1
-        account.granted = max(account.granted, self.round - 1)
+        if account.granted == self.round:
+            account.seat = account.left
+        else:
+            account.granted = self.round - 1
+            account.seat = self.next_seat
+            self.next_seat += 1
         self.reprice(member, cost)
 
     def reprice(self, member: Any, cost: int) -> None:
         """Its head is another one now, or its account changed: compute its turn anew."""
         account: Account = member.account
         self._catch_up(account)
-        turn = self.turn_of(member, cost)
-        account.stamp += 1
-        heappush(self._heap, (turn, account.seat, account.stamp, member))
+        self._put(member, account, self.turn_of(member, cost))
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """Take the seat of a member that has nothing eligible any more."""
         account: Account = member.account
         self._catch_up(account)
-        if account.deficit > 0:
-            account.credit = min(account.credit + account.deficit, cost_max)
-            account.deficit = 0
-        account.seat = 0
-        account.stamp += 1
+        _keep(account, cost_max)
+        self._members.pop(account.seat, None)
+        account.left = account.seat
+        account.seat = account.entry = 0
         account.idle_since_ms = now_ms
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose turn it is, and in which round; changes nothing."""
         heap = self._heap
         while heap:
-            turn, _, stamp, member = heap[0]
-            account: Account = member.account
-            if stamp == account.stamp:
-                return member, turn
+            entry = heap[0]
+            member = self._members.get(entry & _SEAT_MASK)
+            if member is not None and member.account.entry == entry:
+                return member, entry >> _SEAT_BITS
             heappop(heap)
         return None
 
     def following(self, limit: int) -> list[Any]:
-        """The next members after the first, in order, at most `limit`."""
-        heap = self._heap
-        taken: list[tuple[int, int, int, Any]] = []
+        """The next members after the first, in order, at most `limit`; changes nothing."""
+        heap, members = self._heap, self._members
+        taken: list[int] = []
         while heap and len(taken) <= limit:
             entry = heappop(heap)
-            if entry[2] == entry[3].account.stamp:
+            member = members.get(entry & _SEAT_MASK)
+            is_valid = member is not None and member.account.entry == entry
+            if is_valid and (not taken or taken[-1] != entry):
                 taken.append(entry)
         for entry in taken:
             heappush(heap, entry)
-        return [entry[3] for entry in taken[1:]]
+        return [members[entry & _SEAT_MASK] for entry in taken[1:]]
 
     def turn_of(self, member: Any, cost: int) -> int:
         """Round in which a seated member's head of this cost is served; changes nothing."""
         account: Account = member.account
-        granted = max(self._passed(account), account.granted)
-        deficit = account.deficit + (granted - account.granted) * account.increment
-        return granted + self._grants_needed(account, cost - deficit, granted)
+        deficit, granted, seat = account.deficit, account.granted, account.seat
+        passed = self.round if seat <= self.seat else self.round - 1
+        if passed > granted:
+            deficit += (passed - granted) * account.increment
+            granted = passed
+        if cost > deficit:
+            return granted - (deficit - cost) // account.increment
+        is_visited = seat == self.seat and granted == self.round
+        return granted if is_visited else granted + 1
 
     def charge(self, member: Any, cost: int, turn: int) -> None:
         """A pick in round `turn`: move the pointer there, add the grants, take the cost."""
         account: Account = member.account
         account.deficit += (turn - account.granted) * account.increment - cost
-        account.granted = turn
-        self.round = turn
+        account.granted = self.round = turn
         self.seat = account.seat
 
     def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
@@ -168,23 +190,27 @@ class DeficitRoundRobin:
         covers the head, else it needs so many more grants.
         """
         account: Account = member.account
-        increment, seat = account.increment, account.seat
+        increment = account.increment
         deficit = account.deficit + (turn - account.granted) * increment - cost
         account.deficit = deficit
         account.granted = self.round = turn
-        self.seat = seat
+        self.seat = seat = account.seat
         if next_cost > deficit:
             turn -= (deficit - next_cost) // increment
-        heap = self._heap
-        before = account.stamp
-        account.stamp = stamp = before + 1
-        if heap[0][2] == before:
-            heapreplace(heap, (turn, seat, stamp, member))
-        else:
-            heappush(heap, (turn, seat, stamp, member))
+        entry = turn << _SEAT_BITS | seat
+        before = account.entry
+        if entry != before:
+            account.entry = entry
+            if self._heap[0] == before:
+                heapreplace(self._heap, entry)
+            else:
+                self._push(entry)
 
     def borrow(self, member: Any, cost: int) -> None:
-        """A pick before the member's turn: it pays, the pointer stays."""
+        """A pick before the member's turn: it pays, the pointer stays.
+
+        The caller reprices the member, or takes its seat.
+        """
         account: Account = member.account
         self._catch_up(account)
         account.deficit -= cost
@@ -204,9 +230,8 @@ class DeficitRoundRobin:
             account.credit -= cancelled
             surcharge -= cancelled
         account.deficit = max(account.deficit - surcharge, -debt_max)
-        if not account.seat and account.deficit > 0:
-            account.credit = min(account.credit + account.deficit, cost_max)
-            account.deficit = 0
+        if not account.seat:
+            _keep(account, cost_max)
 
     def retune(self, member: Any, increment: int) -> None:
         """Another quantum or weight, from the next grant on; then reprice if seated."""
@@ -220,28 +245,38 @@ class DeficitRoundRobin:
             halvings = (now_ms - account.idle_since_ms) // self.half_life_ms
             account.deficit = -(-account.deficit >> min(halvings, _HALVINGS_MAX))
 
-    def _passed(self, account: Account) -> int:
-        return self.round if account.seat <= self.seat else self.round - 1
-
     def _catch_up(self, account: Account) -> None:
-        passed = self._passed(account)
+        """Add the grants of the visits that a seated member had since it was last touched."""
+        passed = self.round if account.seat <= self.seat else self.round - 1
         if passed > account.granted:
             account.deficit += (passed - account.granted) * account.increment
             account.granted = passed
 
-    def _grants_needed(self, account: Account, missing: int, granted: int) -> int:
-        # its visit goes on; or it came back in a round whose grant it has, and is still to be
-        # visited: a refund may pay its head by then
-        has_visit = account.seat >= self.seat and granted == self.round
-        if has_visit and missing <= 0:
-            return 0
-        return max(1, -(-missing // account.increment))
+    def _put(self, member: Any, account: Account, turn: int) -> None:
+        entry = turn << _SEAT_BITS | account.seat
+        before = account.entry
+        if entry == before:
+            return
+        account.entry = entry
+        if not before:
+            self._members[account.seat] = member
+        elif self._heap[0] == before:
+            heapreplace(self._heap, entry)
+            return
+        self._push(entry)
+
+    def _push(self, entry: int) -> None:
+        heappush(self._heap, entry)
+        if len(self._heap) > _STALE_MAX + 4 * len(self._members):
+            self._heap = [member.account.entry for member in self._members.values()]
+            heapify(self._heap)
 
     def dump_account(self, account: Account) -> list[int]:
         """An account in canonical form: the grants implied so far are in it."""
         deficit, granted = account.deficit, account.granted
         if account.seat:
-            passed = max(self._passed(account), granted)
+            passed = self.round if account.seat <= self.seat else self.round - 1
+            passed = max(passed, granted)
             deficit += (passed - granted) * account.increment
             granted = passed
         return [
@@ -252,6 +287,8 @@ class DeficitRoundRobin:
             account.increment,
             account.idle_since_ms,
             account.granted_there,
+            account.left,
+            account.left_there,
         ]
 
     def load_account(self, account: Account, dumped: list[int]) -> None:
@@ -264,6 +301,8 @@ class DeficitRoundRobin:
             account.increment,
             account.idle_since_ms,
             account.granted_there,
+            account.left,
+            account.left_there,
         ) = dumped
 
     def dump(self) -> list[int]:
@@ -275,7 +314,11 @@ class DeficitRoundRobin:
         self.round, self.seat, self.next_seat = dumped
 
     def compact(self, members: int) -> None:
-        """Drop stale heap entries when they outnumber the members three to one."""
-        if len(self._heap) > 64 + 4 * members:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].account.stamp]
-            heapify(self._heap)
+        """Nothing to do: the heap is tidied as it grows."""
+
+
+def _keep(account: Account, cost_max: int) -> None:
+    """What is left of the grants of a member without a seat becomes credit."""
+    if account.deficit > 0:
+        account.credit = min(account.credit + account.deficit, cost_max)
+        account.deficit = 0
