@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fairlane.cli_keys import keys
+from fairlane.cli_pause import pause, resume
 from fairlane.cli_policy import policy
 
 app = typer.Typer(
@@ -174,6 +175,10 @@ def accounting(context: typer.Context) -> None:
 def usage(context: typer.Context) -> None:
     """Show what tenants used, by minute, hour, day or month."""
     _alone("usage", context)
+
+
+app.command()(pause)
+app.command()(resume)
 
 
 def _hand_off(service: str, context: typer.Context) -> None:

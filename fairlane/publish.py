@@ -1,6 +1,6 @@
-"""Policy and keys on their topics: read whole, compare, publish.
+"""Policy, keys and what operators tell the scheduler, on their topics: read, compare, publish.
 
-Both topics are small and compacted: the latest record of a key is what counts. A policy is
+The first two topics are small and compacted: the latest record of a key is what counts. A policy is
 published in a transaction under one fixed id, taken over BEFORE the published one is read:
 of two who apply at once, the first to be overtaken is fenced and publishes nothing.
 """
@@ -14,7 +14,7 @@ from fairlane.policy_plan import forbidden
 from schemas.codec import DecodeError, decode_value, encode
 from schemas.log import FencedError, Log, LogError, Record, UnavailableError
 from schemas.policy import POLICY_KEY, Policy, PolicyError, decode_policy, encode_policy
-from schemas.records import ApiKey
+from schemas.records import ApiKey, ControlRecord
 from schemas.topics import Topics
 
 #: Records asked for in one poll of a small topic.
@@ -150,20 +150,32 @@ def published_keys(log: Log, topics: Topics) -> dict[str, ApiKey]:
 def publish_key(log: Log, topics: Topics, key: ApiKey) -> None:
     """Publish a key's record; returns when the log has it. Raises LogError when it hasn't."""
     log.ensure_topics(topics.base())
-    outcome: list[LogError | None] = []
+    _deliver(log, topics.keys, {0: encode(key)}, key.id.encode())
+
+
+def publish_control(log: Log, topics: Topics, record: ControlRecord, shards: int) -> None:
+    """Tell every shard; returns when the log has all. Raises LogError when it may not have."""
+    _deliver(log, topics.control, dict.fromkeys(range(shards), encode(record)), None)
+
+
+def _deliver(log: Log, topic: str, values: dict[int, bytes], key: bytes | None) -> None:
+    """Publish one record in each of some partitions of a topic, and wait for all of them."""
+    outcomes: list[LogError | None] = []
     producer = log.producer()
     try:
-        producer.send(
-            topics.keys,
-            0,
-            encode(key),
-            key=key.id.encode(),
-            on_delivery=lambda _, error: outcome.append(error),
-        )
+        for partition, value in values.items():
+            producer.send(
+                topic,
+                partition,
+                value,
+                key=key,
+                on_delivery=lambda _, error: outcomes.append(error),
+            )
         producer.flush(_FLUSH_SECONDS)
     finally:
         producer.close()
-    if not outcome:
-        raise UnavailableError(f"{topics.keys}: not confirmed within {_FLUSH_SECONDS:.0f} s")
-    if outcome[0] is not None:
-        raise outcome[0]
+    for error in outcomes:
+        if error is not None:
+            raise error
+    if len(outcomes) < len(values):
+        raise UnavailableError(f"{topic}: not confirmed within {_FLUSH_SECONDS:.0f} s")

@@ -137,6 +137,25 @@ def test_keys_are_printed_once_and_kept_as_digests(run: Run, tmp_path: Path) -> 
     assert 'tenant "acmee" is not defined; defined are: acme, ' in unknown
 
 
+def test_pauses_are_told_to_every_shard(run: Run, tmp_path: Path) -> None:
+    assert "no policy is published" in run("pause", "acme", code=2).stderr
+    run("policy", "apply", write(tmp_path, EXAMPLE.replace("shards = 1", "shards = 2")), "--yes")
+    paused = run("pause", "acme", "--endpoint", "embed", "--for", "1h").stdout
+    assert re.match(r'paused until \S+ \S+Z: tenant "acme" at endpoint "embed"\n', paused)
+    assert 'resumed: tenant "acme"' in run("resume", "acme", "--endpoint", "embed").stdout
+    told = run("tail", "control", "--from-beginning", "--no-follow").stdout.splitlines()
+    assert len(told) == 4
+    for shard in "01":
+        (first, second) = (line for line in told if f".control[{shard}]" in line)
+        assert "pause" in first
+        assert "resume" in second
+        assert all("tenant=acme endpoint=embed" in line for line in (first, second))
+    unknown = run("pause", "--endpoint", "embd", code=2).stderr
+    assert 'endpoint "embd" is not defined; defined are: chat, embed, rerank-xl' in unknown
+    assert "everything at once is not paused" in run("pause", code=2).stderr
+    assert "no duration: 90s, 10m" in run("pause", "acme", "--for", "10", code=2).stderr
+
+
 def test_tail_goes_on_after_what_it_can_not_read(
     run: Run, prefix: str, tmp_path: Path, kafka_bootstrap: str
 ) -> None:
