@@ -70,8 +70,8 @@ class Job:
     """What became of a request; times count from the beginning, -1: it didn't happen."""
 
     __slots__ = (
-        "arrived_us", "ask", "end", "end_us", "first_us", "load", "number", "output_tokens",
-        "picked_us", "place",
+        "arrived_us", "ask", "charge", "end", "end_us", "first_us", "load", "number",
+        "output_tokens", "picked_us", "place",
     )  # fmt: skip
 
     def __init__(self, number: int, ask: Ask) -> None:
@@ -81,6 +81,7 @@ class Job:
         self.picked_us = self.first_us = self.end_us = -1
         self.end = ""  #: how it ended: an `End`, or the reason of the scheduler
         self.output_tokens = ask.output_tokens  #: what was made: fewer when it was stopped
+        self.charge = 0  #: what it was charged when it was picked
         self.place = 0  #: offset in its tier's partition
         self.load: Load | None = None
 
@@ -203,6 +204,9 @@ class CoreChooser:
         for batch in cycle.batches:
             picked = [jobs[live.id] for live in batch.requests]
             keys = [live.key for live in batch.requests]
+            flight = self.state.pools[batch.pool].lanes[batch.lane].flights[batch.number]
+            for job, (_, cost) in zip(picked, flight.charged, strict=True):
+                job.charge = cost
             chosen.loads.append(Load(batch.number, picked, batch.pool, batch.lane, keys))
         for live, reason in cycle.ended:
             chosen.ended.append((jobs.pop(live.id), str(reason)))
@@ -218,7 +222,7 @@ class CoreChooser:
     def wake_us(self, *, is_idle: bool) -> int | None:
         """When a batch that waits for company is due; when nothing else is, an expiry."""
         due = due_ms(self.state) if self._waits or is_idle else None
-        if due is None and is_idle:
+        if due is None and is_idle and self._running:
             due = self.state.next_expiry_ms()
         return None if due is None else max(0, due - START_MS) * 1000
 
