@@ -4,11 +4,13 @@ Judged by tests.support.oracle_scheduler: a list of all requests, sorted at each
 plain loop of deficit round robin.
 """
 
+from itertools import chain
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.policy import CostModel
-from tests.support.oracle_history import History, Move, Turn, drawn, one_pool
+from tests.support.oracle_history import History, Move, Turn, drawn, one_pool, with_parents
 from tests.support.oracle_scheduler import Expected, PlainScheduler
 
 TENANTS = 4
@@ -63,11 +65,41 @@ def test_same_picks_in_the_same_order_in_the_same_batches(
     )
     history = History(policy)
     plain = PlainScheduler(policy, slots=history.slots)
-    for turn in history.play(moves):
+    for turn in chain(history.play(moves), history.drain()):
         expected = plain.turn(turn)
         expected.ended.sort()
         assert did(turn) == expected, turn
-    for turn in history.drain():
+
+
+FAMILY = {"bob": "ada", "cleo": "ada", "eve": "dan"}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    weights=st.lists(st.integers(1, 4), min_size=6, max_size=6),
+    moves=drawn(tenants=6, cost_max=COST_MAX),
+    quantum=st.sampled_from([1, 7, 20, 64]),
+    batch=st.sampled_from([1, 3]),
+)
+def test_with_parents_the_ring_of_families_and_then_the_familys_own(
+    weights: list[int], moves: list[Move], quantum: int, batch: int
+) -> None:
+    policy = with_parents(
+        one_pool(
+            weights,
+            lanes=2,
+            prefetch=1,
+            quantum=quantum,
+            batch_requests=batch,
+            batch_tokens=60,
+            tokens_max=COST_MAX,
+            overtake_max=0,
+        ),
+        FAMILY,
+    )
+    history = History(policy)
+    plain = PlainScheduler(policy, slots=history.slots)
+    for turn in chain(history.play(moves), history.drain()):
         expected = plain.turn(turn)
         expected.ended.sort()
         assert did(turn) == expected, turn

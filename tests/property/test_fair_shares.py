@@ -19,8 +19,8 @@ from random import Random
 import pytest
 
 from schemas.policy import Fairness
-from tests.support.oracle_history import NAMES, Arrive, History, one_pool
-from tests.support.oracle_shares import fill
+from tests.support.oracle_history import NAMES, Arrive, History, one_pool, with_parents
+from tests.support.oracle_shares import fill, fill_families
 
 COST_MAX = 30
 
@@ -95,3 +95,54 @@ def test_who_wants_little_gets_it_and_the_rest_is_divided() -> None:
         "bob": 240,
         "cleo": 50,
     }
+
+
+@pytest.mark.parametrize("quantum", [1, 16, 64])
+@pytest.mark.parametrize("seed", range(4))
+def test_families_first_then_their_children(seed: int, quantum: int) -> None:
+    """Near the share among families, and near the share of what the own family got."""
+    dice = Random(seed)
+    weights = dict(zip(NAMES, [dice.randint(1, 5) for _ in range(6)], strict=False))
+    parents = {"bob": "ada", "cleo": "ada", "eve": "dan"}
+    policy = one_pool(list(weights.values()), quantum=quantum, tokens_max=COST_MAX)
+    history = History(with_parents(policy, parents))
+    served, demands, arrivals = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0), []
+    for number, name in enumerate(weights):
+        copies, cost = dice.choice([0, 5, 25, 60]), dice.randint(1, COST_MAX)
+        demands[name] = copies * cost
+        arrivals.append(Arrive(number, cost, cost, copies=copies))
+    families = {
+        family: [n for n in weights if parents.get(n, n) == family]
+        for family in ["ada", "dan", "fay"]
+    }
+    inside = {n: 1 if n in families else weight for n, weight in weights.items()}
+    turn = history.arrive(*arrivals)
+    while turn.cycle.batches:
+        for live in (live for batch in turn.cycle.batches for live in batch.requests):
+            served[live.tenant] += live.tokens
+        among = fill_families(sum(served.values()), demands, weights, parents)
+        outer = bound({family: weights[family] for family in families}, quantum)
+        for family, children in families.items():
+            got = sum(served[name] for name in children)
+            assert abs(got - sum(among[name] for name in children)) <= weights[family] * outer
+            own = {name: inside[name] for name in children}
+            shares = fill(got, {name: demands[name] for name in children}, own)
+            inner = bound(own, quantum) if len(own) > 1 else Fraction(0)
+            for name in children:
+                assert abs(served[name] - shares[name]) <= own[name] * inner
+        turn = history.finish(history.out.pop(0))
+
+
+def test_ten_names_under_one_parent_gain_nothing() -> None:
+    names = NAMES[2:]
+    policy = one_pool([1] * len(NAMES), quantum=20, tokens_max=COST_MAX)
+    history = History(with_parents(policy, dict.fromkeys(names, "bob")))
+    arrivals = [Arrive(0, 20, 20, copies=300)]
+    arrivals += [Arrive(NAMES.index(name), 20, 20, copies=100) for name in names]
+    history.arrive(*arrivals)
+    served = [0, 0]
+    for _ in range(400):
+        batch = history.out.pop(0)
+        served[batch.requests[0].tenant == "ada"] += 1
+        history.finish(batch)
+    assert served == [200, 200]

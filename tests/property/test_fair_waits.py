@@ -43,7 +43,7 @@ class Slots:
 
     def idle_with_work(self, turn: Turn) -> str | None:
         """Why a slot is free although something is due; None: no slot is, or nothing is."""
-        self.ledger.follow([turn])
+        self.ledger.read(turn)
         policy = self.ledger.history.policy
         endpoint = policy.endpoints[0]
         out = len(self.ledger.flying)

@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scheduler.core.cycle import Inputs, RequestRange
 from scheduler.core.decided import BatchOut, Cycle
@@ -193,6 +194,12 @@ def one_pool(
             for number, weight in enumerate(weights)
         ),
     )
+
+
+def with_parents(policy: Policy, parents: dict[str, str]) -> Policy:
+    """The same policy, with tenants that share their parents' turns."""
+    tenants = tuple(replace(t, parent=parents.get(t.name, "")) for t in policy.tenants)
+    return replace(policy, tenants=tenants)
 
 
 # --- moves, drawn

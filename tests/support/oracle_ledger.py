@@ -112,19 +112,21 @@ class Ledger:
     def follow(self, turns: Iterable[Turn]) -> "Ledger":
         """Read a history to its end, then settle the books."""
         for turn in turns:
-            self.twin.now_ms = turn.now_ms
-            arrivals = {
-                (read.topic, read.partition): read.arrivals for read in turn.inputs.requests
-            }
-            for step in turn.cycle.steps:
-                taken: list[Arrival] = []
-                if isinstance(step, Arrived):
-                    taken = arrivals[step.topic, step.partition]
-                self._read(step, taken, turn.now_ms)
-                apply(self.twin, step, taken)
-                self._look()
+            self.read(turn)
         self._close()
         return self
+
+    def read(self, turn: Turn) -> None:
+        """Read one cycle, step by step."""
+        self.twin.now_ms = turn.now_ms
+        arrivals = {(read.topic, read.partition): read.arrivals for read in turn.inputs.requests}
+        for step in turn.cycle.steps:
+            taken: list[Arrival] = []
+            if isinstance(step, Arrived):
+                taken = arrivals[step.topic, step.partition]
+            self._read(step, taken, turn.now_ms)
+            apply(self.twin, step, taken)
+            self._look()
 
     # --- one step
 

@@ -62,7 +62,7 @@ class PlainRing:
         """
         member = self.members[name]
         assert not member.seat, name
-        if RETAKES_SEAT and member.round == self.round:
+        if member.round == self.round:
             member.seat = member.left
             return
         self.seats += 1

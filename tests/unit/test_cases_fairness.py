@@ -3,14 +3,16 @@
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.core.cycle import Inputs
 from scheduler.core.decided import Cycle
 from scheduler.core.mismatch import StateMismatchError
-from schemas.policy import CostModel, encode_policy
-from schemas.records import VERSION, HandedBack, Seen
+from schemas.policy import CostModel, Policy, encode_policy
+from schemas.policy_check import check
+from schemas.records import VERSION, HandedBack, Pause, Seen
 from tests.support.core import Core, ended, ids, tenants
-from tests.support.oracle_history import Arrive, History, one_pool
+from tests.support.oracle_history import NAMES, Arrive, History, one_pool, with_parents
 from tests.support.policies import embed_policy
 
 
@@ -20,6 +22,13 @@ def serve(history: History, batches: int) -> list[str]:
     for _ in range(batches):
         served += tenants(history.finish(history.out.pop(0)).cycle)
     return served
+
+
+def limited(*, lanes: int = 1, **limits: dict[str, int]) -> Policy:
+    """Ada has limits of her own, bob none."""
+    policy = one_pool([1, 1], lanes=lanes, cost=CostModel.REQUEST, quantum=1)
+    ada, bob = policy.tenants
+    return replace(policy, tenants=(replace(ada, **limits), bob))
 
 
 def sizes(cycle: Cycle) -> list[int]:
@@ -115,6 +124,30 @@ def test_who_lost_its_worker_keeps_its_place() -> None:
     assert sizes(history.back(history.out.pop(0), started=False).cycle) == [1]
 
 
+def test_waiting_counts_for_a_tenants_own_old_requests_without_end() -> None:
+    """Each second is a step of priority: 500 steps behind, it goes first after 500 s, not 10."""
+    policy = one_pool([1, 1], wait_ms_max=3_600_000)
+    ada, bob = policy.tenants
+    history = History(replace(policy, tenants=(replace(ada, aging_ms=1_000), bob)))
+    history.arrive(Arrive(0, 5, 5, size=1), Arrive(0, 5, 5, priority=600, size=2))
+    history.turn(after_ms=90_000)
+    history.arrive(Arrive(0, 5, 5, priority=500, size=3))
+    history.turn(after_ms=20_000)
+    history.arrive(Arrive(0, 5, 5, priority=500, size=4))
+    order = [sizes(history.finish(history.out.pop(0)).cycle) for _ in range(3)]
+    assert order == [[3], [2], [4]]
+
+
+def test_waiting_counts_for_nothing_against_another_tenant() -> None:
+    policy = one_pool([1, 1], wait_ms_max=3_600_000, cost=CostModel.REQUEST, quantum=1)
+    ada, bob = policy.tenants
+    history = History(replace(policy, tenants=(replace(ada, aging_ms=1), bob)))
+    history.arrive(Arrive(0, 5, 5, copies=50))
+    history.turn(after_ms=600_000)
+    history.arrive(Arrive(1, 5, 5, copies=50))
+    assert Counter(serve(history, 40)) == {"ada": 20, "bob": 20}
+
+
 # --- what cannot run holds nobody up
 
 
@@ -139,6 +172,51 @@ def test_a_request_that_fits_with_no_other_runs_alone() -> None:
     history = History(one_pool([1], batch_requests=4, batch_tokens=1_000))
     turn = history.arrive(Arrive(0, 1_000, 1_000, size=1), Arrive(0, 1, 1, size=2))
     assert sizes(turn.cycle) == [1]
+
+
+def test_a_blocked_tenant_holds_no_other_up_and_gathers_no_turns() -> None:
+    history = History(limited(in_flight={"run": 0}))
+    history.arrive(Arrive(0, 5, 5, copies=50), Arrive(1, 5, 5, copies=50))
+    assert serve(history, 20) == ["bob"] * 20
+    history.turn(Inputs(policies=[encode_policy(limited(in_flight={"run": 1}))]))
+    served = Counter(serve(history, 20))
+    assert served == {"ada": 10, "bob": 10}
+
+
+def test_a_limit_of_zero_lets_not_even_one_through() -> None:
+    history = History(limited(in_flight={"run": 0}))
+    assert not history.arrive(Arrive(0, 5, 5)).cycle.batches
+    history = History(limited(waiting={"run": 0}))
+    turn = history.arrive(Arrive(0, 5, 5))
+    assert [reason for _, _, _, reason in turn.cycle.refused] == ["waiting_limit"]
+    assert not turn.cycle.batches
+
+
+def test_a_lower_limit_acts_at_once_and_freezes_nothing() -> None:
+    history = History(limited(lanes=4, in_flight={"run": 3}))
+    assert len(history.arrive(Arrive(0, 5, 5, copies=20)).cycle.batches) == 3
+    lower = limited(lanes=4, in_flight={"run": 1})
+    assert not history.turn(Inputs(policies=[encode_policy(lower)])).cycle.batches
+    assert serve(history, 2) == []
+    assert serve(history, 5) == ["ada"] * 5
+
+
+def test_above_its_guarantee_a_tenant_runs_only_what_nobody_else_wants() -> None:
+    policy = limited(lanes=4, in_flight={"run": 1}, burst={"run": 9})
+    history = History(policy)
+    assert len(history.arrive(Arrive(0, 5, 5, copies=20)).cycle.batches) == 4
+    history.arrive(Arrive(1, 5, 5, copies=2))
+    assert serve(history, 3)[:2] == ["bob", "bob"]
+
+
+def test_a_paused_tenant_waits_and_nobody_else_does() -> None:
+    history = History(one_pool([1, 1]))
+    history.arrive(Arrive(0, 5, 5, copies=4), Arrive(1, 5, 5, copies=3))
+    until_ms = history.core.now_ms + 5_000
+    history.turn(Inputs(control=[Pause(VERSION, "ada", "run", until_ms)]))
+    assert serve(history, 4) == ["bob", "bob", "bob"]
+    assert not history.turn(after_ms=4_999).cycle.batches
+    assert tenants(history.turn(after_ms=1).cycle) == ["ada"]
 
 
 # --- what ended never runs
@@ -186,6 +264,26 @@ def test_an_id_that_failed_may_come_again_when_it_is_forgotten() -> None:
     assert not core.take(core.request("acme", id="again")).batches
     core.finish(core.take(core.request("acme", id="other"), after_ms=3_700_000))
     assert ids(core.take(core.request("acme", id="again"))) == ["again"]
+
+
+# --- ten keys of one customer
+
+
+def test_splitting_into_ten_keys_under_one_parent_gains_nothing() -> None:
+    policy = one_pool([1] * 10, cost=CostModel.REQUEST, quantum=1)
+    policy = with_parents(policy, dict.fromkeys(NAMES[2:], "bob"))
+    history = History(policy)
+    history.arrive(*[Arrive(number, 5, 5, copies=50) for number in range(10) if number != 1])
+    served = Counter(serve(history, 40))
+    assert served["ada"] == 20
+    assert {served[name] for name in NAMES[2:]} == {2, 3}
+
+
+# --- settings that would switch fairness off
+
+
+def test_a_half_life_of_zero_is_a_fault_and_not_off() -> None:
+    assert any("half_life_ms" in fault for fault in check(one_pool([1], half_life_ms=0)))
 
 
 # --- tenants that come and go
