@@ -329,7 +329,21 @@ def test_the_example_shows_tiers_streaming_batches_and_a_heavy_model() -> None:
     assert (embed.cost, embed.batch_requests) == (CostModel.TOKEN, 32)
     assert 4 * embed.quantum >= embed.batch_tokens
     assert heavy.weight == 4
-    assert len(policy.tenants) == 7
+    assert len(policy.tenants) == 9
+
+
+def test_the_example_shows_a_floor_limits_and_a_family() -> None:
+    policy = load(EXAMPLE)
+    assert [tier.floor for tier in policy.tiers] == [0, 0, 5]
+    chat = policy.endpoints[0]
+    parent = policy.tenant("umbrella")
+    assert parent is not None
+    assert [child.name for child in policy.children("umbrella")] == [
+        "umbrella-search",
+        "umbrella-labs",
+    ]
+    assert (policy.in_flight(parent, chat), policy.burst(parent, chat)) == (8, 200)
+    assert (policy.waiting(parent, chat), chat.waiting) == (5_000, 100_000)
 
 
 def test_a_policy_survives_the_topic_and_the_document_that_show_prints() -> None:
