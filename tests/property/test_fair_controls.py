@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.core.pick.drr import DeficitRoundRobin
 from schemas.policy import Fairness
 from tests.support.oracle_gap import Interval, broken_bounds
-from tests.support.oracle_history import Arrive, Finish, History, Move, one_pool
+from tests.support.oracle_history import Arrive, Finish, History, Move, Tick, one_pool
 from tests.support.oracle_ledger import Ledger
 
 COST_MAX = 30
@@ -67,11 +68,14 @@ HISTORIES = [
 ]
 
 
-def faults(moves: Callable[[], Iterator[Move]], fairness: Fairness) -> list[Interval]:
+def faults(
+    moves: Callable[[], Iterator[Move]], fairness: Fairness, *, aging_ms: int = 0
+) -> list[Interval]:
     policy = one_pool(
         [1, 1], tiers=2, quantum=QUANTUM, batch_requests=1, tokens_max=COST_MAX, fairness=fairness
     )
-    history = History(policy)
+    tenants = tuple(replace(tenant, aging_ms=aging_ms) for tenant in policy.tenants)
+    history = History(replace(policy, tenants=tenants))
     ledger = Ledger(history, follows_grants=False).follow(history.play(moves()))
     assert len(ledger.picks) > 40
     in_flight = 1
@@ -91,6 +95,19 @@ def test_fifo_is_caught() -> None:
 
 def test_tiers_without_turns_inside_are_caught() -> None:
     assert faults(in_two_tiers, Fairness.FIFO)
+
+
+def test_an_aging_that_crosses_tenants_is_caught() -> None:
+    """One queue by urgency and age: more waiting earns more service, so the burst wins."""
+
+    def urgent_but_younger() -> Iterator[Move]:
+        yield Arrive(0, 20, 20, copies=60, priority=900)
+        yield Tick(60_000)
+        yield Arrive(1, 20, 20, copies=30, priority=500)
+        yield from (Finish(0) for _ in range(80))
+
+    assert faults(urgent_but_younger, Fairness.FIFO, aging_ms=10)
+    assert faults(urgent_but_younger, Fairness.DRR, aging_ms=10) == []
 
 
 def test_turns_without_settlement_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,8 @@ def test_families_first_then_their_children(seed: int, quantum: int) -> None:
         outer = bound({family: weights[family] for family in families}, quantum)
         for family, children in families.items():
             got = sum(served[name] for name in children)
-            assert abs(got - sum(among[name] for name in children)) <= weights[family] * outer
+            share = sum((among[name] for name in children), Fraction(0))
+            assert abs(got - share) <= weights[family] * outer
             own = {name: inside[name] for name in children}
             shares = fill(got, {name: demands[name] for name in children}, own)
             inner = bound(own, quantum) if len(own) > 1 else Fraction(0)
