@@ -4,32 +4,37 @@ Theory. The member whose head sorts first goes next, whoever it is. That is the 
 a burst blocks; the demo and the benchmarks show it beside deficit round robin, behind the
 same interface, so that a difference is the selector's alone.
 
-Nothing is granted, charged or settled here.
+Nothing is granted, charged or settled here. Heads sort by `head_order()`, an integer that
+no two requests share.
 """
 
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+#: Stale entries that the heap may hold, beside three a member.
+_STALE_MAX = 64
+
 
 class Seat:
     """Whether a member is in the queue, and what another selector would need of it."""
 
-    __slots__ = ("increment", "seat", "stamp")
+    __slots__ = ("entry", "increment", "seat")
 
     def __init__(self) -> None:
         self.increment = 1
         self.seat = 0
-        self.stamp = 0
+        self.entry: int | None = None  #: index: order of its head, as the queue knows it
 
 
 class FirstInFirstOut:
     """One queue over all members; a member's turn is the order of its head."""
 
-    __slots__ = ("_heap", "half_life_ms")
+    __slots__ = ("_heap", "_members", "half_life_ms")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
-        self._heap: list[tuple[Any, int, Any]] = []
+        self._heap: list[int] = []  # orders of heads; some are stale
+        self._members: dict[int, Any] = {}  # whose head it is, by its order
 
     def account(self) -> Seat:
         """Make a seat."""
@@ -47,36 +52,46 @@ class FirstInFirstOut:
     def reprice(self, member: Any, cost: int) -> None:
         """Its head is another one now; what that costs plays no part."""
         del cost
-        member.account.stamp += 1
-        heappush(self._heap, (member.head_order(), member.account.stamp, member))
+        account: Seat = member.account
+        order: int = member.head_order()
+        if order == account.entry:
+            return
+        self._forget(member)
+        account.entry = order
+        self._members[order] = member
+        heappush(self._heap, order)
+        if len(self._heap) > _STALE_MAX + 4 * len(self._members):
+            self._heap = list(self._members)
+            heapify(self._heap)
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """It has nothing eligible any more."""
         del cost_max, now_ms
-        member.account.seat = 0
-        member.account.stamp += 1
+        account: Seat = member.account
+        self._forget(member)
+        account.seat, account.entry = 0, None
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose head is first, in round 0; changes nothing."""
         heap = self._heap
         while heap:
-            _, stamp, member = heap[0]
-            if stamp == member.account.stamp:
+            member = self._members.get(heap[0])
+            if member is not None:
                 return member, 0
             heappop(heap)
         return None
 
     def following(self, limit: int) -> list[Any]:
-        """The next members after the first, in order."""
+        """The next members after the first, in order, at most `limit`; changes nothing."""
         heap = self._heap
-        taken: list[tuple[Any, int, Any]] = []
+        taken: list[int] = []
         while heap and len(taken) <= limit:
-            entry = heappop(heap)
-            if entry[1] == entry[2].account.stamp:
-                taken.append(entry)
-        for entry in taken:
-            heappush(heap, entry)
-        return [entry[2] for entry in taken[1:]]
+            order = heappop(heap)
+            if order in self._members and (not taken or taken[-1] != order):
+                taken.append(order)
+        for order in taken:
+            heappush(heap, order)
+        return [self._members[order] for order in taken[1:]]
 
     def turn_of(self, member: Any, cost: int) -> int:
         """There are no rounds."""
@@ -103,6 +118,11 @@ class FirstInFirstOut:
         """Kept for a change of the policy back to another selector."""
         member.account.increment = increment
 
+    def _forget(self, member: Any) -> None:
+        order = member.account.entry
+        if self._members.get(order) is member:
+            del self._members[order]
+
     def dump_account(self, account: Seat) -> list[int]:
         """A seat as it stands."""
         return [account.seat, account.increment]
@@ -119,7 +139,4 @@ class FirstInFirstOut:
         """Nothing was remembered."""
 
     def compact(self, members: int) -> None:
-        """Drop stale heap entries when they outnumber the members three to one."""
-        if len(self._heap) > 64 + 4 * members:
-            self._heap = [entry for entry in self._heap if entry[1] == entry[2].account.stamp]
-            heapify(self._heap)
+        """Nothing to do: the heap is tidied as it grows."""

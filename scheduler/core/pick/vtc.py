@@ -6,21 +6,27 @@ smallest counter goes next:
 
     pick:    counter += cost / weight
     return:  counter  = max(counter, least counter of those that have work;
-                                     if nobody has, the one that left last)
+                                     if nobody has, that of who left last)
 
 so two tenants that both have work differ by at most one dearest request over their weight,
 and nobody who comes back is repaid for the time it was away.
 
 The paper charges output tokens as they come. Here a pick is charged its estimate and
 `settle` posts the difference when the truth is known: a scheduler before the engine sees no
-tokens come. Where estimates are exact, both are the same after each request.
+tokens come. Where estimates are exact, both are the same after each request. What is posted
+to who left last, while nobody has work, moves the counter that a return is lifted to.
 
 A tenant that is served in advance of its turn simply has the larger counter: there is
-nothing to forgive or to cap, so debt limits, credits and half-lives play no part.
+nothing to forgive or to cap, so debt limits, credits and half-lives play no part. Nobody
+falls below zero: a refund of what another account was charged buys nothing.
 
-Counters are integers, in units of 2**-40 of a cost at a weight of one; ties end in the
-order of the seats. Trade-off against deficit round robin: turns are as small as requests
-whatever the batch, and a counter has no meaning of its own in an explanation.
+Counters are integers in units of 2**-40 of `cost / (quantum * weight)`. What a division
+leaves over is kept for the next charge, so that many small ones add up exactly. Ties end in
+the order of the seats. The turn of a pick is the counter before it, of which the lower 62
+bits fit into a record.
+
+Trade-off against deficit round robin: turns are as small as requests whatever the batch,
+and a counter has no meaning of its own in an explanation.
 
 This file knows nothing of tiers, of requests' order, of clocks or logs.
 """
@@ -28,46 +34,57 @@ This file knows nothing of tiers, of requests' order, of clocks or logs.
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
-#: Fraction bits of a counter.
+#: Fraction bits of a counter: costs of 1 stay apart at the largest quantum times weight.
 _FRACTION_BITS = 40
+#: A counter grows without end, a recorded number has 63 bits.
+_TURN_BITS = 62
+_TURN_MASK = (1 << _TURN_BITS) - 1
+#: An entry of the heap is one integer, counter and seat.
+_SEAT_BITS = 48
+_SEAT_MASK = (1 << _SEAT_BITS) - 1
+#: Stale entries that the heap may hold, beside three a member.
+_STALE_MAX = 64
 
 
 class Counter:
     """What the selector keeps of one tenant in one ring."""
 
-    __slots__ = ("counter", "increment", "seat", "stamp")
+    __slots__ = ("counter", "entry", "increment", "rest", "seat")
 
     def __init__(self) -> None:
         self.counter = 0  #: service over weight, scaled
+        self.rest = 0  #: what the division by the weight left over, scaled
         self.increment = 1  #: quantum * weight
-        self.seat = 0  #: place in the ring; 0: none
-        self.stamp = 0  #: of the heap entry that is valid, in whichever ring; grows for ever
+        self.seat = 0  #: place among equals; 0: none
+        self.entry = 0  #: index: its valid entry in the ring's heap; 0: none
 
 
 class VirtualTokenCounter:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "half_life_ms", "last", "next_seat")
+    __slots__ = ("_heap", "_members", "half_life_ms", "last", "next_seat")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
         self.last = 0  #: counter of the member that left last
         self.next_seat = 1
-        self._heap: list[tuple[int, int, int, Any]] = []
+        self._heap: list[int] = []  # (counter, seat) as one integer; some are stale
+        self._members: dict[int, Any] = {}  # who is seated, by seat
 
     def account(self) -> Counter:
         """Make a counter."""
         return Counter()
 
     def cross(self, account: Counter) -> None:
-        """Nothing to do: entering lifts."""
+        """The member comes from the sister ring: nothing to do, entering lifts."""
 
     def enter(self, member: Any, cost: int, now_ms: int) -> None:
         """Seat a member, lifted to the least of those who have work."""
         del now_ms
         account: Counter = member.account
-        least = self.peek()
-        account.counter = max(account.counter, self.last if least is None else least[1])
+        least = self.last if self.peek() is None else self._heap[0] >> _SEAT_BITS
+        if account.counter < least:
+            account.counter, account.rest = least, 0
         account.seat = self.next_seat
         self.next_seat += 1
         self.reprice(member, cost)
@@ -76,102 +93,129 @@ class VirtualTokenCounter:
         """Its counter may have changed; what its head costs plays no part."""
         del cost
         account: Counter = member.account
-        account.stamp += 1
-        heappush(self._heap, (account.counter, account.seat, account.stamp, member))
+        entry = account.counter << _SEAT_BITS | account.seat
+        before = account.entry
+        if entry == before:
+            return
+        account.entry = entry
+        if not before:
+            self._members[account.seat] = member
+        elif self._heap[0] == before:
+            heapreplace(self._heap, entry)
+            return
+        self._push(entry)
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """Take its seat; the counter stays."""
         del cost_max, now_ms
         account: Counter = member.account
-        account.seat = 0
-        account.stamp += 1
+        self._members.pop(account.seat, None)
+        account.seat = account.entry = 0
         self.last = account.counter
 
     def peek(self) -> tuple[Any, int] | None:
-        """Whose counter is the smallest, and the counter; changes nothing."""
+        """Whose counter is the smallest, and the turn; changes nothing."""
         heap = self._heap
         while heap:
-            counter, _, stamp, member = heap[0]
-            if stamp == member.account.stamp:
-                return member, counter
+            entry = heap[0]
+            member = self._members.get(entry & _SEAT_MASK)
+            if member is not None and member.account.entry == entry:
+                return member, entry >> _SEAT_BITS & _TURN_MASK
             heappop(heap)
         return None
 
     def following(self, limit: int) -> list[Any]:
-        """The next members after the first, in order."""
-        heap = self._heap
-        taken: list[tuple[int, int, int, Any]] = []
+        """The next members after the first, in order, at most `limit`; changes nothing."""
+        heap, members = self._heap, self._members
+        taken: list[int] = []
         while heap and len(taken) <= limit:
             entry = heappop(heap)
-            if entry[2] == entry[3].account.stamp:
+            member = members.get(entry & _SEAT_MASK)
+            is_valid = member is not None and member.account.entry == entry
+            if is_valid and (not taken or taken[-1] != entry):
                 taken.append(entry)
         for entry in taken:
             heappush(heap, entry)
-        return [entry[3] for entry in taken[1:]]
+        return [members[entry & _SEAT_MASK] for entry in taken[1:]]
 
     def turn_of(self, member: Any, cost: int) -> int:
-        """Its counter: there are no rounds."""
+        """Its counter, whatever the head costs: there are no rounds."""
         del cost
         counter: int = member.account.counter
-        return counter
+        return counter & _TURN_MASK
 
     def charge(self, member: Any, cost: int, turn: int) -> None:
         """Add the cost over the weight."""
         del turn
-        account: Counter = member.account
-        account.counter += _scaled(cost, account.increment)
+        _add(member.account, cost)
 
     def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
-        """Charge and reprice."""
-        self.charge(member, cost, turn)
-        heap = self._heap
+        """`charge`, then `reprice`: what nearly every pick does."""
+        del turn, next_cost
         account: Counter = member.account
-        if heap and heap[0][2] == account.stamp:
-            account.stamp += 1
-            heapreplace(heap, (account.counter, account.seat, account.stamp, member))
+        more, account.rest = divmod((cost << _FRACTION_BITS) + account.rest, account.increment)
+        account.counter = counter = account.counter + more
+        before = account.entry
+        account.entry = entry = counter << _SEAT_BITS | account.seat
+        if self._heap[0] == before:
+            heapreplace(self._heap, entry)
         else:
-            self.reprice(member, next_cost)
+            self._push(entry)
 
     def borrow(self, member: Any, cost: int) -> None:
-        """The same charge as of any pick."""
-        self.charge(member, cost, 0)
+        """The same charge as of any pick; the caller reprices the member, or takes its seat."""
+        _add(member.account, cost)
 
     def settle(
         self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:
-        """Post true minus estimated cost."""
+        """Post true minus estimated cost; a seated member must be repriced after it."""
         del debt_max, cost_max, now_ms
         account: Counter = member.account
-        account.counter += _scaled(surcharge, account.increment)
+        _add(account, surcharge)
+        if not self._members:
+            self.last = max(self.last, account.counter)
 
     def retune(self, member: Any, increment: int) -> None:
         """Another weight, from the next charge on."""
-        member.account.increment = increment
+        account: Counter = member.account
+        if increment != account.increment:
+            account.increment, account.rest = increment, 0
+
+    def _push(self, entry: int) -> None:
+        heappush(self._heap, entry)
+        if len(self._heap) > _STALE_MAX + 4 * len(self._members):
+            self._heap = [member.account.entry for member in self._members.values()]
+            heapify(self._heap)
 
     def dump_account(self, account: Counter) -> list[int]:
         """An account as it stands."""
-        return [account.counter, account.seat, account.increment]
+        return [*_split(account.counter), account.rest, account.seat, account.increment]
 
     def load_account(self, account: Counter, dumped: list[int]) -> None:
         """Reverse `dump_account`."""
-        account.counter, account.seat, account.increment = dumped
+        high, low, account.rest, account.seat, account.increment = dumped
+        account.counter = high << _TURN_BITS | low
 
     def dump(self) -> list[int]:
         """The last counter and the next seat; the heap is derived."""
-        return [self.last, self.next_seat]
+        return [*_split(self.last), self.next_seat]
 
     def load(self, dumped: list[int]) -> None:
         """Reverse `dump`; members are repriced by the caller."""
-        self.last, self.next_seat = dumped
+        high, low, self.next_seat = dumped
+        self.last = high << _TURN_BITS | low
 
     def compact(self, members: int) -> None:
-        """Drop stale heap entries when they outnumber the members three to one."""
-        if len(self._heap) > 64 + 4 * members:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].account.stamp]
-            heapify(self._heap)
+        """Nothing to do: the heap is tidied as it grows."""
 
 
-def _scaled(cost: int, increment: int) -> int:
-    """Cost over weight, rounded towards zero, so that both signs cancel."""
-    magnitude = (abs(cost) << _FRACTION_BITS) // increment
-    return magnitude if cost >= 0 else -magnitude
+def _add(account: Counter, cost: int) -> None:
+    more, account.rest = divmod((cost << _FRACTION_BITS) + account.rest, account.increment)
+    account.counter += more
+    if account.counter < 0:
+        account.counter = account.rest = 0
+
+
+def _split(counter: int) -> tuple[int, int]:
+    return counter >> _TURN_BITS, counter & _TURN_MASK
