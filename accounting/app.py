@@ -8,6 +8,11 @@ all that matters here: (1) costs, (2) sums are in the log, (3) their records are
 acknowledged, (4) Faust commits. A process killed in between reads some records again, and
 each sum passes over what it holds. Whatever goes wrong in 1 to 3 ends the process: a later
 acknowledgement would stand for what was lost.
+
+Whenever lanes come or go, all begins anew as after a start: what is not stored is forgotten,
+and each lane goes on from what is committed, on sums read from the log (accounting.ledger).
+A record that doesn't follow the one before is left, and its lane read again from there
+(accounting.lanes): Faust may lose some on their way.
 """
 
 import asyncio
@@ -23,12 +28,14 @@ from faust.types import EventT
 from msgspec import Struct
 
 from accounting.counting import Counting
-from accounting.driver import Transport
+from accounting.driver import Consumer, Transport, follows
+from accounting.lanes import Lanes
+from accounting.ledger import Ledger
 from accounting.names import group
 from accounting.ports import Clock, Meter, Notes
-from accounting.table import SumTable
+from accounting.table import SumTable, Tables
 from schemas.codec import DecodeError, encode
-from schemas.log import Record
+from schemas.log import Log, Record
 from schemas.reasons import Reason
 from schemas.topics import Topics, bucket
 from schemas.usage import Cost
@@ -45,6 +52,8 @@ LOOK_S = 5.0
 SESSION_S = 10.0
 #: A clean stop stores and commits what was read; without a broker it would wait for ever.
 STOP_S = 5.0
+#: A lane that doesn't move for so long, though records of it were read, lost them on their way.
+OVERDUE_S = 5.0
 _TICK_S = 0.1
 
 
@@ -98,9 +107,10 @@ class Accounting:
     """One process of the accounting. `run` blocks until it ends."""
 
     def __init__(
-        self, settings: AccountingSettings, clock: Clock, meter: Meter, notes: Notes
+        self, settings: AccountingSettings, log: Log, clock: Clock, meter: Meter, notes: Notes
     ) -> None:
-        """Make the application; nothing connects before `run`."""
+        """Make the application; nothing connects before `run`. `log` is read from a thread."""
+        self._log = log
         self._settings, self._clock, self._meter, self._notes = settings, clock, meter, notes
         self._failure: BaseException | None = None
 
@@ -172,6 +182,7 @@ class Accounting:
             table_standby_replicas=0,
             stream_wait_empty=False,
             Table=SumTable,
+            TableManager=Tables,
             topic_allow_declare=False,
             topic_disable_leader=True,
             web_enabled=False,
@@ -182,8 +193,10 @@ class Accounting:
             for pool, lanes in settings.lanes.items()
         }
         self._costs = _raw(app, topics.costs, settings.buckets)
-        for table in self._tables.values():
-            table.on_unknown = self._fail
+        self._pools = {topics.workers(pool): pool for pool in settings.lanes}
+        self._lanes = Lanes(self._notes, self._meter)
+        taking = {pool: table.take_in for pool, table in self._tables.items()}
+        self._ledger = Ledger(self._log, topics, taking)
         shelves = {pool: table.shelf for pool, table in self._tables.items()}
         self._counting = Counting(shelves)
         self._read: list[_Read] = []
@@ -193,6 +206,7 @@ class Accounting:
             app.agent(source, name=f"count-{pool}")(self._counter(pool))
         app.timer(SLICE_S)(self._store_if_any)
         app.timer(OUTDATED_S)(self._forget)
+        app.timer(OVERDUE_S)(self._look)
         app.on_rebalance_complete.connect(self._assigned, weak=False)
 
     def _counter(self, pool: str) -> Callable[[Any], Any]:
@@ -206,7 +220,11 @@ class Accounting:
     async def _take(self, pool: str, event: EventT[Any]) -> None:
         async with self._lock:
             self._check()
-            record = _record(event)
+            record, now_s = _record(event), asyncio.get_running_loop().time()
+            lane = record.topic, record.partition
+            claim = follows(event.message)
+            if not await self._lanes.is_next(self._consumer, lane, claim, record.offset, now_s):
+                return
             try:
                 if self._counting.take(pool, record, self._clock.now_ms()):
                     self._meter.count("accounting_batches_total", pool=pool)
@@ -218,6 +236,12 @@ class Accounting:
             self._read.append(_Read(event, pool))
             if len(self._read) >= SLICE_RECORDS:
                 await self._store()
+
+    async def _look(self) -> None:
+        """Read again what was lost on its way when nothing came after it."""
+        with self._fatal():
+            async with self._lock:
+                await self._lanes.look(self._consumer, asyncio.get_running_loop().time())
 
     async def _store_if_any(self) -> None:
         with self._fatal():
@@ -276,12 +300,27 @@ class Accounting:
             raise self._failure
 
     async def _assigned(self, *_: object, **__: object) -> None:
-        self._counting.reassigned()
-        held = sorted(
-            f"{partition.topic}[{partition.partition}]"
-            for partition in self._app.consumer.assignment()
-        )
-        self._notes.info("counting", partitions=len(held))
+        """Begin the lanes that are this process's now. Faust lets them go on afterwards.
+
+        It gives up waiting when the lanes change again: the next one waits for this one then.
+        """
+        await asyncio.shield(self._begin())
+
+    async def _begin(self) -> None:
+        with self._fatal():
+            async with self._lock:
+                self._read.clear()
+                self._counting.reassigned()
+                held = [tp for tp in self._consumer.assignment() if tp.topic in self._pools]
+                lanes = [(self._pools[tp.topic], tp.partition) for tp in held]
+                self._lanes.begin(await asyncio.to_thread(self._ledger.open, lanes))
+        self._notes.info("counting", lanes=len(lanes))
+
+    @property
+    def _consumer(self) -> Consumer:
+        consumer = self._app.consumer
+        assert isinstance(consumer, Consumer)
+        return consumer
 
     async def _watch(self, lanes_now: Callable[[], Mapping[str, int]]) -> None:
         """Return when other pools are to be counted."""

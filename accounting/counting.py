@@ -105,7 +105,12 @@ class Counting:
                             yield from ((pool, key) for key in keys)
 
     def reassigned(self) -> None:
-        """Lanes came or went, and with them sums: how far each lane has come is asked anew."""
+        """Lanes came or went, and with them sums: forget all that is not stored.
+
+        It is read again. How far each lane has come is asked anew.
+        """
+        for changed in self._changed.values():
+            changed.clear()
         self._newest_ms.clear()
 
     def _known(self, pool: str, key: bytes) -> UsageSum | None:

@@ -3,21 +3,23 @@
 One topic for both: what is published can't differ from what is counted on, and what a
 reader sees is what the next process goes on from. Faust's table assumes that a key changes
 while a record of its partition is handled; sums are stored in slices, so here the key says
-its partition. And of two values of a sum the greater `upto` stands, in recovery too: a
+its partition. And of two values of a sum the greater `upto` stands, when they are read back too: a
 process that was stopped for long may write an older one last.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import faust
-from faust.types import EventT, FutureMessage
+from faust.tables.manager import TableManager
+from faust.tables.recovery import Recovery
+from faust.types import FutureMessage
 
 from accounting.core.sums import lane_of, slot_of
 from accounting.counting import decode_sum
 from accounting.shelf import Shelf
 from schemas.codec import DecodeError
+from schemas.log import Record
 from schemas.reasons import Reason
 
 
@@ -28,8 +30,6 @@ class SumTable(faust.Table[bytes, bytes]):
         super().__init__(*args, **kwargs)
         self.sent: list[FutureMessage] = []
         self.shelf = Shelf()
-        #: Called with the error of a sum that a later release stored.
-        self.on_unknown: Callable[[DecodeError], None] = _raise
 
     def _new_store(self) -> Any:
         store = super()._new_store()
@@ -51,22 +51,20 @@ class SumTable(faust.Table[bytes, bytes]):
         sent, self.sent = self.sent, []
         await asyncio.gather(*sent)
 
-    def apply_changelog_batch(self, batch: Iterable[EventT[Any]]) -> None:
-        """Take stored sums in, newer ones only; what is none is passed over.
+    def take_in(self, record: Record) -> None:
+        """Take in a record of the changelog, a newer sum only; what is none is passed over.
 
-        A later release's is none of ours to pass over: a sum begun anew would stand for it.
-        Faust only warns of what is raised here, so it is handed to `on_unknown`.
+        Raises DecodeError for a later release's: a sum begun anew would stand for it.
         """
-        for event in batch:
-            key, value = event.message.key or b"", event.message.value
-            try:
-                if value is None:
-                    self.data.pop(key, None)
-                elif _is_newer(key, value, self.data.get(key)):
-                    self.data[key] = value
-            except DecodeError as error:
-                if error.reason is Reason.UNKNOWN_VERSION:
-                    self.on_unknown(error)
+        key = record.key or b""
+        try:
+            if not record.value:
+                self.shelf.pop(key, None)
+            elif _is_newer(key, record.value, self.shelf.get(key)):
+                self.shelf[key] = record.value
+        except DecodeError as error:
+            if error.reason is Reason.UNKNOWN_VERSION:
+                raise
 
     async def on_recovery_completed(self, *_: object, **__: object) -> None:
         """Keep sums of lanes that went to another process.
@@ -83,5 +81,23 @@ def _is_newer(key: bytes, value: bytes, known: bytes | None) -> bool:
     )
 
 
-def _raise(error: DecodeError) -> None:
-    raise error
+class _Recovery(Recovery):
+    """Reads nothing back: `accounting.ledger` does."""
+
+    def need_recovery(self) -> bool:
+        return False
+
+
+class Tables(TableManager):
+    """Faust's tables without its recovery.
+
+    That throws away what it has fetched when the group changes again meanwhile, and can't
+    tell: a sum that is missing would be begun anew.
+    """
+
+    @property
+    def recovery(self) -> Recovery:
+        """What Faust does about the tables when lanes come and go."""
+        if self._recovery is None:
+            self._recovery = _Recovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery

@@ -64,7 +64,7 @@ def run_accounting(process: Process) -> int:
         meter = open_meter(process.metrics_port)
         now_ms = SystemClock().now_ms()
         note_losses(log, process.topics, lanes, now_ms, notes, meter)
-        application = _application(process, policy, lanes, meter)
+        application = _application(process, log, policy, lanes, meter)
         application.run(stop, _lanes_now(process, log, lanes), lambda end: _leave(process, end))
     except LogError as error:
         notes.error("the log failed", detail=str(error), exc_info=False)
@@ -111,7 +111,7 @@ def _prepare(process: Process, log: Log, policy: Policy) -> dict[str, int]:
 
 
 def _application(
-    process: Process, policy: Policy, lanes: dict[str, int], meter: Meter
+    process: Process, log: Log, policy: Policy, lanes: dict[str, int], meter: Meter
 ) -> "Accounting":
     from accounting.app import Accounting
     from accounting.credentials import CredentialsError, credentials
@@ -126,6 +126,7 @@ def _application(
     _quiet_libraries(process)
     return Accounting(
         _settings(process, policy, lanes, mapped.credentials),
+        log,
         SystemClock(),
         meter,
         process.notes,

@@ -9,17 +9,14 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from accounting.names import group
+from accounting.reading import records
 from schemas.codec import DecodeError, decode_value
-from schemas.log import Log, Partition, Reader, Record, UnavailableError
+from schemas.log import Log, Partition, Reader
 from schemas.reasons import Reason
 from schemas.records import VERSION
 from schemas.topics import Topics
 from schemas.usage import UsageLost, UsageSum
 
-_POLL_RECORDS = 10_000
-_POLL_SECONDS = 0.5
-#: Empty polls in a row before a log that stopped answering is given up.
-_EMPTY_POLLS_MAX = 60
 #: The marker behind a lane's last counted record is no record: one offset may always be gone.
 _MARKER = 1
 
@@ -92,21 +89,6 @@ def losses(lanes: Iterable[Progress], sums: Iterable[UsageSum]) -> Iterator[Usag
         is_begun = committed is not None or (pool, number) in upto
         if is_begun and low - reached > _MARKER:
             yield UsageLost(VERSION, pool, number, reached, low)
-
-
-def records(
-    reader: Reader, starts: dict[Partition, int], ends: dict[Partition, int]
-) -> Iterator[Record]:
-    """Records from `starts` up to `ends`. Raises UnavailableError when they don't come."""
-    reader.assign({p: start for p, start in starts.items() if start < ends[p]})
-    left = [p for p, start in starts.items() if start < ends[p]]
-    empty = 0
-    while left := [p for p in left if not reader.reached(p, ends[p])]:
-        found = reader.poll(_POLL_RECORDS, _POLL_SECONDS)
-        yield from (r for r in found if r.offset < ends[r.topic, r.partition])
-        empty = 0 if found else empty + 1
-        if empty > _EMPTY_POLLS_MAX:
-            raise UnavailableError(f"{left[0][0]}: no record arrives and its end is not reached")
 
 
 def _partitions(log: Log, topic: str) -> list[Partition]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from accounting.core.windows import bounds
 from accounting.names import lost_key, summed_pools
-from fairlane.usage_lanes import Progress, losses, progress, records, stored
+from accounting.reading import records
+from fairlane.usage_lanes import Progress, losses, progress, stored
 from schemas.codec import DecodeError, decode_value
 from schemas.log import Log, Reader, Record
 from schemas.reasons import Reason
