@@ -34,6 +34,8 @@ _DEADLINE_SHIFT = _KEY_BITS + _TIME_BITS
 _URGENCY_SHIFT = _DEADLINE_SHIFT + _TIME_BITS
 #: A request without a deadline sorts after every one that has one.
 _NO_DEADLINE = _TIME_MASK
+#: Where an order has all of these bits, there is no deadline.
+DEADLINE_BITS = _TIME_MASK << _DEADLINE_SHIFT
 
 
 def order(priority: int, deadline_ms: int, arrived_ms: int, key: int, aging_ms: int = 0) -> int:
@@ -45,7 +47,13 @@ def order(priority: int, deadline_ms: int, arrived_ms: int, key: int, aging_ms: 
         arrived_ms: epoch milliseconds.
         key: the request's place in the log (`schemas.records.pack_key`).
         aging_ms: waiting that is worth a step of priority, 0: none is.
+
+    Times that no clock shows are brought into range, so that they can't spill over into
+    what stands beside them.
     """
+    if not (0 <= deadline_ms <= _TIME_MASK and 0 <= arrived_ms <= _TIME_MASK):
+        arrived_ms = min(max(arrived_ms, 0), _TIME_MASK)
+        deadline_ms = min(max(deadline_ms, 1), _NO_DEADLINE) if deadline_ms else 0
     urgency = priority * aging_ms + arrived_ms if aging_ms else priority
     return (
         urgency << _URGENCY_SHIFT

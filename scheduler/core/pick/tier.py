@@ -5,17 +5,22 @@ has eligible work is served, whatever waits below it. So a tier's service depend
 tiers above it alone, and inside a tier fairness is the second selector's business.
 
 A tier may have a floor of f percent: that much of what is picked in the pool is its own
-while it has eligible work, whatever the tiers above it want. It is kept by a credit:
+while it has eligible work, whatever the tiers above it want. A tier is pressed while it and
+a tier above it have eligible work; a floor acts on pressed tiers alone. It is kept by a
+credit, in hundredths of a cost:
 
-    a pick of cost c from another tier     credit += f * c       (while it has eligible work)
+    a pick of cost c from another tier     credit += f * c           (while it is pressed)
     the tier goes before those above it    when credit >= (100 - f) * cost of its head
     such a pick of cost c                  credit -= (100 - f) * c
     the tier has nothing eligible          credit  = 0
 
-so over any stretch in which it has work, its part of what was picked is at least f percent
-less one request, and a floor never serves it beyond f percent plus one. A pick that strict
-order gives it anyway costs nothing. What is not picked spends nothing, and a tier that
-comes back starts from nothing: it has no advantage from the time it was away.
+So over any stretch in which it is pressed, with T picked in the pool and S of it from the
+tier, the credit moves by f * T - 100 * S. As the credit is bounded, S is f percent of T up
+to a constant: a head's cost for a single floor. (Several floors that are due at once wait
+for one another, the highest first; they add up to less than a hundred, so each is met.)
+A pick that strict order gives it anyway costs nothing and earns nothing. What is not picked
+spends nothing, and a tier that comes back starts from nothing: it has no advantage from the
+time it was away.
 
 This file knows nothing of tenants or of requests: it sees, in rank order, what each tier
 has ready, what its head costs, its floor and its credit.
@@ -56,16 +61,17 @@ def credits_after(
 
     `ready` is as it was at the pick.
     """
-    is_by_floor = any(ready[:rank])
     after = []
+    is_pressed = False  # a tier above has eligible work
     for other, credit in enumerate(earned):
         floor = floors[other]
         if not floor or not ready[other]:
             after.append(0)
-        elif other != rank:
-            after.append(credit + floor * cost)
-        elif is_by_floor:
+        elif not is_pressed:
+            after.append(credit)
+        elif other == rank:
             after.append(credit - (100 - floor) * cost)
         else:
-            after.append(credit)
+            after.append(credit + floor * cost)
+        is_pressed = is_pressed or ready[other]
     return after
