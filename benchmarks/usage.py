@@ -13,7 +13,12 @@ to the last batch counted.
 `batches_per_s` is how fast a stopped accounting works off a heap of batches of 32 requests
 of four tenants when it starts again, its start included.
 
+With `--accountings 2` a second one counts along, which has no name: each of its starts shares
+the lanes out anew, and so does each of its deaths, after ten seconds, or at once when it was
+stopped, as every other time. Both are killed in turn.
+
     python -m benchmarks.usage --json [--quick] [--kills 20] [--requests 20000] [--pace 150]
+                               [--accountings 1]
 """
 
 import argparse
@@ -41,6 +46,9 @@ WORKERS = tuple(name for name in PROCESSES if name.startswith("worker"))
 HEAP_BATCHES = 10_000
 HEAP_TRANSACTION = 100
 
+#: The second accounting: a new member of the group whenever it starts.
+NAMELESS = "accounting-1"
+
 Key = tuple[str, str, int]
 
 
@@ -62,13 +70,20 @@ def abort_a_batch(deployment: Deployment, chance: random.Random) -> None:
     producer.close()
 
 
-def kill_in_turn(deployment: Deployment, flow: Flow, kills: int, chance: random.Random) -> int:
-    """Kill and start again: the accounting, a worker, the accounting, ..."""
+def kill_in_turn(
+    deployment: Deployment, flow: Flow, accountings: list[str], kills: int, chance: random.Random
+) -> int:
+    """Kill and start again: an accounting, a worker, the next accounting, ..."""
     gap_s = flow.count / flow.pace / (kills + 1)
     for number in range(kills):
         flow.done.wait(gap_s * (0.5 + chance.random()))
-        name = chance.choice(WORKERS) if number % 2 else "accounting-0"
-        deployment.kill(name)
+        counting = accountings[number // 2 % len(accountings)]
+        name = chance.choice(WORKERS) if number % 2 else counting
+        if name == NAMELESS and number // 4 % 2:
+            deployment.processes[name].terminate()
+            deployment.processes[name].wait()
+        else:
+            deployment.kill(name)
         deployment.start(name)
         abort_a_batch(deployment, chance)
         print(f"killed {name}", file=sys.stderr)
@@ -187,27 +202,40 @@ def work_off_a_heap(deployment: Deployment, batches: int) -> float:
     return batches / (time.monotonic() - started)
 
 
-def run(kills: int, requests: int, pace: int, seed: int, heap: int) -> dict[str, Any]:
+def start(deployment: Deployment, accountings: list[str]) -> None:
+    """Start what the deployment consists of, until it takes requests."""
+    port = str(deployment.http_port)
+    services = {**PROCESSES, "accounting-0": ("accounting",)}
+    for name, arguments in {**services, "ingress-0": ("ingress", "--port", port)}.items():
+        deployment.define(name, *arguments, "--instance", name)
+        deployment.start(name)
+    if NAMELESS in accountings:
+        deployment.define(NAMELESS, "accounting")
+        deployment.start(NAMELESS)
+    deployment.wait_ready()
+
+
+def run(
+    kills: int, requests: int, pace: int, seed: int, heap: int, accountings: list[str]
+) -> dict[str, Any]:
     with Deployment(POLICY, benchmark=False) as deployment:
-        port = str(deployment.http_port)
-        services = {**PROCESSES, "accounting-0": ("accounting",)}
-        for name, arguments in {**services, "ingress-0": ("ingress", "--port", port)}.items():
-            deployment.define(name, *arguments, "--instance", name)
-            deployment.start(name)
-        deployment.wait_ready()
+        start(deployment, accountings)
         api_keys = {
             tenant: keys.create(deployment.log, deployment.topics, tenant, 0) for tenant in TENANTS
         }
         flow = Flow(deployment.http_port, api_keys, requests, pace)
         sender = threading.Thread(target=flow.run)
         sender.start()
-        killed = kill_in_turn(deployment, flow, kills, random.Random(seed))
+        killed = kill_in_turn(deployment, flow, accountings, kills, random.Random(seed))
         sender.join()
         ended, _ = wait_for_ends(deployment, flow, time.time())
         counted = wait_until_counted(deployment)
         caught_up_s = time.time()
         truth, last_ms = recount(deployment)
+        if NAMELESS in accountings:
+            deployment.kill(NAMELESS)
         figures = {
+            "accountings": len(accountings),
             "kills": killed,
             "requests": len(flow.accepted),
             "results": sum(ended.values()),
@@ -227,12 +255,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--pace", type=int, default=150, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--accountings", type=int, choices=(1, 2), default=1)
     arguments = parser.parse_args()
+    accountings = ["accounting-0", NAMELESS][: arguments.accountings]
     heap = HEAP_BATCHES
     if arguments.quick:
         heap //= 5
         arguments.kills, arguments.requests = 4, 1_500
-    figures = run(arguments.kills, arguments.requests, arguments.pace, arguments.seed, heap)
+    figures = run(
+        arguments.kills, arguments.requests, arguments.pace, arguments.seed, heap, accountings
+    )
     figures["quick"] = arguments.quick
     if arguments.json:
         print(json.dumps(figures))
