@@ -265,8 +265,8 @@ def _pause(state: State, tenant: str, endpoint: str, until_ms: int | None) -> No
         state.pauses[tenant, endpoint] = until_ms
     for pool in state.pools.values():
         if endpoint in ("", pool.endpoint.name):
-            uses = pool.uses.values() if not tenant else [pool.uses[tenant]] * (tenant in pool.uses)
-            for use in list(uses):
+            named = pool.uses.get(tenant)
+            for use in [named] if named is not None else ([] if tenant else [*pool.uses.values()]):
                 limit(state, pool, use)
                 reseat_tenant(state, use)
 

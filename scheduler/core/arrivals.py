@@ -10,8 +10,17 @@ from scheduler.core.queues import (
     remember,
 )
 from scheduler.core.seats import queue_of
-from scheduler.core.state import OFFSET_BITS, RECENT_MAX, Part, State, estimate
-from scheduler.core.tenants import Live, TenantQueue
+from scheduler.core.state import (
+    RECENT_MAX,
+    Part,
+    State,
+    estimate,
+)
+from scheduler.core.tenants import (
+    OFFSET_BITS,
+    Live,
+    TenantQueue,
+)
 from schemas.policy_check import INPUTS_MAX
 from schemas.reasons import Reason
 from schemas.records import Request, pack_key
@@ -57,8 +66,9 @@ def find_queue(state: State, part: Part, meta: Request) -> TenantQueue:
 
 def admit(state: State, index: int, arrival: Arrival, queue: TenantQueue) -> None:
     """Take a request in: live, timed, eligible unless no policy knows it yet."""
-    live = new_live(state, index << OFFSET_BITS | arrival.offset, arrival, queue)
-    state.parts[index].window.put(arrival.offset, live)
+    offset = arrival.offset
+    live = new_live(state, index << OFFSET_BITS | offset, arrival, queue)
+    state.parts[index].window.put(offset, live)
     state.ids[live.id] = live
     if queue.ring is None:
         hold(state, live)
@@ -80,7 +90,7 @@ def new_live(state: State, key: int, arrival: Arrival, queue: TenantQueue) -> Li
         order(meta.priority, meta.deadline_ms, arrival.timestamp_ms, key, aging_ms),
         arrival.size,
         meta.input_tokens + meta.output_tokens_max,
-        min(max(1, meta.inputs), INPUTS_MAX),
+        meta.inputs if 1 <= meta.inputs <= INPUTS_MAX else min(max(1, meta.inputs), INPUTS_MAX),
     )
     if ring is not None:
         live.tokens = estimate(live, ring.pool.endpoint)

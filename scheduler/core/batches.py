@@ -7,6 +7,7 @@ next is asked of the selectors, in their order: tier, tenant, request.
 
 from scheduler.core.apply import picked as picked_now
 from scheduler.core.decided import STEPS_MAX, BatchOut, Cycle, end, take
+from scheduler.core.pick.order import DEADLINE_BITS, KEY_MASK
 from scheduler.core.pick.tier import first_with_floors
 from scheduler.core.state import PoolState, Ring, State, is_eligible
 from scheduler.core.tenants import Family, Live, TenantQueue
@@ -85,47 +86,50 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
     """Pick until the batch is full, nothing is ready, or the next does not fit.
 
     What does not fit is the first of the next batch: nothing but this one's rest is given
-    to others before it.
+    to others before it. One loop, without calls where none is needed: a pick's path.
     """
     room = _Room(pool)
     picked: list[Live] = []
-    while room.inputs > 0 and len(cycle.steps) < STEPS_MAX:
-        ring = _next_ring(pool)
-        chosen = ring.peek() if ring is not None else None
+    steps = cycle.steps
+    while room.inputs > 0 and len(steps) < STEPS_MAX:
+        ring = _next_with_floors(pool) if pool.has_floors else _next_ring(pool)
+        chosen = (ring.base.peek() or ring.burst.peek()) if ring is not None else None
         if chosen is None or ring is None:
             break
+        queue: TenantQueue
         member, turn = chosen
         seat = member.account.seat
         if isinstance(member, TenantQueue):
             queue, inner_turn, inner_seat = member, 0, 0
         else:
-            inner = member.peek()
-            assert inner is not None, member.use.tenant
-            queue, inner_turn = inner
+            queue, inner_turn = member.peek()
             inner_seat = queue.account.seat
         live = queue.head()
-        if _is_too_late(state, pool, live):
+        packed, size = live.order, live.size
+        if packed & DEADLINE_BITS != DEADLINE_BITS and _is_too_late(state, pool, live):
             end(state, cycle, live, Reason.DEADLINE)
             continue
         alone = live.past is not None and live.past.attempt  # it may have killed its worker
-        if picked and (alone or not room.fits(live)):
+        if picked and (
+            live.inputs > room.inputs or live.tokens > room.tokens or size > room.size or alone
+        ):
             _overtake(state, cycle, ring, room, picked)
             break
-        step = Picked(live.key, queue.cost(live), turn, seat, inner_turn, inner_seat)
+        step = Picked(packed & KEY_MASK, queue.cost(live), turn, seat, inner_turn, inner_seat)
         picked_now(state, step, live)
-        cycle.steps.append(step)
+        steps.append(step)
         picked.append(live)
-        room.take(live)
-        cycle.body_bytes += live.size
+        room.inputs -= live.inputs
+        room.tokens -= live.tokens
+        room.size -= size
+        cycle.body_bytes += size
         if alone:
             break
     return picked
 
 
 def _next_ring(pool: PoolState) -> Ring | None:
-    """First selector: the tier that goes next."""
-    if pool.has_floors:
-        return _next_with_floors(pool)
+    """First selector: the tier that goes next, where none has a floor."""
     for ring in pool.rings.values():
         if ring.waiting:
             return ring
@@ -174,9 +178,14 @@ def _overtake(state: State, cycle: Cycle, ring: Ring, room: _Room, picked: list[
             is_ready = live.attempt == 0 and not _is_too_late(state, pool, live)
             if not is_ready or not room.fits(live) or not is_eligible(queue):
                 break
+            cost = queue.cost(live)
+            inner = queue.seated if member is not queue else None
+            if not selector.may_borrow(member, cost, pool.cost_max) or (
+                inner is not None and not inner.may_borrow(queue, cost, pool.cost_max)
+            ):
+                break
             seat = member.account.seat
             inner_seat = 0 if member is queue else queue.account.seat
-            cost = queue.cost(live)
             take(state, cycle, Picked(live.key, cost, OVERTAKING, seat, 0, inner_seat))
             picked.append(live)
             room.take(live)

@@ -274,7 +274,7 @@ def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
         _control(state, cycle, Cancel(VERSION, read.topic, read.partition, offset))
 
 
-def _judge(  # noqa: PLR0911 - one return a reason
+def _judge(  # noqa: C901, PLR0911, PLR0912 - one return a reason
     state: State,
     part: Part,
     pending: Container[int],
@@ -295,8 +295,13 @@ def _judge(  # noqa: PLR0911 - one return a reason
             return Reason.CANCELLED if arrival.offset in pending else None
         if reason is not None:
             return reason
-    if arrival.size > state.endpoints[meta.endpoint].batch_bytes:
+    endpoint = state.endpoints[meta.endpoint]
+    if arrival.size > endpoint.batch_bytes:
         return Reason.NEVER_FITS
+    if state.now_ms >= arrival.timestamp_ms + endpoint.wait_ms_max:
+        return Reason.EXPIRED
+    if 0 < meta.deadline_ms <= state.now_ms:
+        return Reason.DEADLINE
     if arrival.offset in pending:
         return Reason.CANCELLED
     if queue is None:

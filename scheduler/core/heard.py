@@ -12,8 +12,9 @@ from scheduler.core.queues import (
     settle,
     true_cost,
 )
+from scheduler.core.seats import reseat_tenant
 from scheduler.core.state import Flight, Lane, State
-from scheduler.core.tenants import Live, Status
+from scheduler.core.tenants import Status, TenantQueue, Use
 from schemas.decisions import Step, WorkerSaid
 from schemas.policy import CostModel
 from schemas.records import End, Finished, HandedBack, Outcome, Seen, Started
@@ -39,9 +40,9 @@ def worker_said(state: State, step: WorkerSaid) -> None:
                 live = live_of(state, step, key, Status.DISPATCHED)
                 if flight.started:
                     live.remember().attempt += 1
-                _settle(state, live, flight, -cost)
+                _settle(state, live.queue, flight, -cost)
                 set_aside(state, live)
-                land(state, live)
+                land(state, live.queue.use)
 
 
 def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
@@ -50,17 +51,25 @@ def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
         raise StateMismatchError(state, step, "its requests are not those of the batch")
     unit = flight.unit
     shares = _shares(record.outcomes) if unit is CostModel.ADAPTIVE else ()
+    surcharges: dict[TenantQueue, int] = {}
+    taught: dict[Use, None] = {}
     for number, (key, cost) in enumerate(flight.charged):
         outcome = record.outcomes[number]
         live = live_of(state, step, key, Status.DISPATCHED)
+        queue = live.queue
         service_ms = shares[number] if shares else 0
         surcharge = true_cost(unit, cost, outcome, service_ms) - cost
-        if service_ms and outcome.end is End.SUCCEEDED:
-            learn(state, live, service_ms)
         if surcharge:
-            _settle(state, live, flight, surcharge)
+            surcharges[queue] = surcharges.get(queue, 0) + surcharge
+        if service_ms and outcome.end is End.SUCCEEDED:
+            learn(queue, live, service_ms)
+            taught[queue.use] = None
         close(state, live)
-        land(state, live)
+        land(state, queue.use)
+    for queue, surcharge in surcharges.items():  # once a tenant: its turn is computed once
+        _settle(state, queue, flight, surcharge)
+    for use in taught:
+        reseat_tenant(state, use)
     forget(state)
 
 
@@ -76,11 +85,10 @@ def _shares(outcomes: Sequence[Outcome]) -> list[int]:
     return [outcome.usage.service_ms * outcome.usage.tokens // total for outcome in outcomes]
 
 
-def _settle(state: State, live: Live, flight: Flight, surcharge: int) -> None:
+def _settle(state: State, queue: TenantQueue, flight: Flight, surcharge: int) -> None:
     """Settle in the unit of the charge, or not at all."""
-    ring = live.queue.ring
-    if ring is not None and ring.pool.unit is flight.unit:
-        settle(state, live, surcharge)
+    if queue.ring is not None and queue.ring.pool.unit is flight.unit:
+        settle(state, queue, surcharge)
 
 
 def _land(state: State, step: Step, lane: Lane, number: int) -> Flight:

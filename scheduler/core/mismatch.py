@@ -17,15 +17,12 @@ class StateMismatchError(Exception):
 def live_of(state: State, step: Step, key: int, *statuses: Status) -> Live:
     """The request that a step is about, in one of the states that it may be in."""
     live = state.find(key)
+    if live is not None and live.status in statuses:
+        return live
     if live is None:
         raise StateMismatchError(state, step, f"request {place(state, key)} is not live")
-    if live.status not in statuses:
-        raise StateMismatchError(
-            state,
-            step,
-            f"request {live.id} at {place(state, key)} is {live.status.name.lower()}",
-        )
-    return live
+    where = f"{live.id} at {place(state, key)}"
+    raise StateMismatchError(state, step, f"request {where} is {live.status.name.lower()}")
 
 
 def place(state: State, key: int) -> str:

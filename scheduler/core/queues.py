@@ -9,8 +9,6 @@ from heapq import heappop, heappush
 from scheduler.core.pick.order import KEY_MASK
 from scheduler.core.seats import in_flight_changed, reseat, reseat_family
 from scheduler.core.state import (
-    OFFSET_BITS,
-    OFFSET_MASK,
     RECENT_MAX,
     RECENT_MS,
     State,
@@ -18,9 +16,12 @@ from scheduler.core.state import (
     is_eligible,
 )
 from scheduler.core.tenants import (
+    OFFSET_BITS,
+    OFFSET_MASK,
     Live,
     Status,
     TenantQueue,
+    Use,
 )
 from schemas.policy import CostModel
 from schemas.reasons import Reason
@@ -168,13 +169,13 @@ def pick(state: State, live: Live, cost: int, turn: int, inner_turn: int) -> Non
     in_flight_changed(state, use)
 
 
-def land(state: State, live: Live) -> None:
-    """It is in no worker's hands any more."""
-    use = live.queue.use
+def land(state: State, use: Use) -> None:
+    """A request of a tenant is in no worker's hands any more."""
     use.in_flight -= 1
     if use.parent is not None:
         use.parent.in_flight -= 1
-    in_flight_changed(state, use)
+    if use.is_limited or use.parent is not None:
+        in_flight_changed(state, use)
 
 
 def launch(state: State, live: Live) -> None:
@@ -268,9 +269,8 @@ def forget(state: State) -> None:
 # --- costs
 
 
-def settle(state: State, live: Live, surcharge: int) -> None:
+def settle(state: State, queue: TenantQueue, surcharge: int) -> None:
     """Post the difference of true and estimated cost to the tenant's account, and its parent's."""
-    queue = live.queue
     ring, family = queue.ring, queue.family
     if surcharge == 0 or ring is None:
         return
@@ -286,17 +286,13 @@ def settle(state: State, live: Live, surcharge: int) -> None:
         reseat_family(state, family)
 
 
-def learn(state: State, live: Live, service_ms: int) -> None:
-    """Take a measured service in; its tenant's other requests cost accordingly from now on."""
-    queue = live.queue
+def learn(queue: TenantQueue, live: Live, service_ms: int) -> None:
+    """Take a measured service in; the tenant's seats are the caller's: its heads cost another."""
     if queue.ring is None:
         return
     tokens = estimate(live, queue.ring.pool.endpoint)
     queue.use.learn(service_ms * 1_000, tokens)
     queue.ring.pool.learned.learn(service_ms * 1_000, tokens)
-    for sister in queue.use.queues:
-        if sister.seated is not None:
-            reseat(state, sister)
 
 
 def true_cost(unit: CostModel, charged: int, outcome: Outcome, service_ms: int) -> int:

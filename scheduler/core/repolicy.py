@@ -72,7 +72,7 @@ def _pools(state: State, policy: Policy) -> dict[str, PoolState]:
             continue
         pool = state.pools.get(spec.name)
         if pool is None:
-            pool = PoolState(spec.name, endpoint, spec.prefetch, state.find)
+            pool = PoolState(spec.name, endpoint, spec.prefetch, state.parts)
         _change_pool(state, pool, spec, endpoint, policy.tiers)
         pools[spec.name] = pool
     return pools | {name: pool for name, pool in state.pools.items() if name not in pools}
@@ -182,7 +182,7 @@ def _take_away(state: State, live: Live) -> None:
         case Status.HELD:
             unhold(state, live)
         case Status.DISPATCHED:
-            land(state, live)
+            land(state, live.queue.use)
         case _:  # in nobody's counters
             pass
 

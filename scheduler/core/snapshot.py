@@ -227,7 +227,7 @@ def load(data: bytes) -> tuple[State, list[BitMap64]]:
         offsets.append(BitMap64.deserialize(part.live))
     state.pauses = {(tenant, at): until for tenant, at, until in dumped.pauses}
     for dumped_pool in dumped.pools:
-        pool = PoolState(dumped_pool.name, dumped_pool.endpoint, dumped_pool.prefetch, state.find)
+        pool = PoolState(dumped_pool.name, dumped_pool.endpoint, dumped_pool.prefetch, state.parts)
         state.pools[pool.name] = pool
         _load_pool(state, pool, dumped_pool)
     state.recent = OrderedDict(dumped.recent)

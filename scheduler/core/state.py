@@ -10,15 +10,25 @@ A request is named by its key: (index of its partition in `parts`, offset), see
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappush
 from typing import Any
 
 from scheduler.core.pick import Selector
 from scheduler.core.pick.drr import DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
+from scheduler.core.pick.order import arrived_of, deadline_of
 from scheduler.core.pick.vtc import VirtualTokenCounter
-from scheduler.core.tenants import STALE_MAX, Family, Live, Status, TenantQueue, Use
+from scheduler.core.tenants import (
+    OFFSET_BITS,
+    OFFSET_MASK,
+    STALE_MAX,
+    Family,
+    Live,
+    Status,
+    TenantQueue,
+    Use,
+)
 from scheduler.core.window import Window
 from schemas.log import Partition
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Tenant, decode_policy
@@ -36,8 +46,6 @@ POLICY_WAIT_MS = 10_000
 UNKNOWN_MAX = 10_000
 #: An estimate is at least one token per so many bytes of body.
 FLOOR_BYTES_PER_TOKEN = 16
-OFFSET_BITS = 44
-OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 _SELECTORS: dict[Fairness, type[Any]] = {
     Fairness.DRR: DeficitRoundRobin,
@@ -109,17 +117,15 @@ class PoolState:
     """One pool: its rings in tier order, its lanes, what waits in it, who uses it."""
 
     __slots__ = (
-        "cost_max", "debt_max", "endpoint", "find", "has_floors", "inputs", "lanes", "learned",
-        "name", "oldest", "prefetch", "rings", "tokens", "unit", "uses", "waiting",
+        "cost_max", "debt_max", "endpoint", "has_floors", "inputs", "lanes", "learned",
+        "name", "oldest", "parts", "prefetch", "rings", "tokens", "unit", "uses", "waiting",
     )  # fmt: skip
 
-    def __init__(
-        self, name: str, endpoint: Endpoint, prefetch: int, find: Callable[[int], Live | None]
-    ) -> None:
+    def __init__(self, name: str, endpoint: Endpoint, prefetch: int, parts: "list[Part]") -> None:
         self.name = name
         self.endpoint = endpoint
         self.prefetch = prefetch
-        self.find = find  #: the state's, by key
+        self.parts = parts  #: the state's, where requests are looked up
         self.rings: dict[str, Ring] = {}
         self.lanes: list[Lane] = []
         self.uses: dict[str, Use] = {}
@@ -265,12 +271,14 @@ class State:
 
     def expires_ms(self, live: Live) -> int:
         """When a request that still waits is ended."""
-        endpoint = self.endpoints.get(live.queue.endpoint)
-        wait_ms = endpoint.wait_ms_max if endpoint else POLICY_WAIT_MS
-        if live.queue.ring is None:
-            wait_ms = min(wait_ms, POLICY_WAIT_MS)
-        expires_ms = live.arrived_ms + wait_ms
-        deadline_ms = live.deadline_ms
+        queue, packed = live.queue, live.order
+        if queue.ring is not None:
+            wait_ms = queue.ring.pool.endpoint.wait_ms_max
+        else:
+            endpoint = self.endpoints.get(queue.endpoint)
+            wait_ms = min(endpoint.wait_ms_max if endpoint else POLICY_WAIT_MS, POLICY_WAIT_MS)
+        expires_ms = arrived_of(packed) + wait_ms
+        deadline_ms = deadline_of(packed)
         return min(expires_ms, deadline_ms) if deadline_ms else expires_ms
 
     def watch(self, live: Live) -> None:
@@ -332,5 +340,8 @@ def tokens_max(endpoint: Endpoint, inputs: int) -> int:
 
 def estimate(live: Live, endpoint: Endpoint) -> int:
     """Tokens of a request: at least what its body is worth, at most what the endpoint takes."""
-    floor = live.size // FLOOR_BYTES_PER_TOKEN + 1
-    return min(max(live.given, floor), tokens_max(endpoint, live.inputs))
+    tokens, floor = live.given, live.size // FLOOR_BYTES_PER_TOKEN + 1
+    tokens = max(tokens, floor)
+    if tokens <= endpoint.tokens_max and tokens <= endpoint.batch_tokens:
+        return tokens
+    return min(tokens, tokens_max(endpoint, live.inputs))

@@ -29,6 +29,13 @@ FORGET_SHIFT = 4
 TOKEN_US = 1_000
 
 
+#: A key is the index of a partition and an offset: `schemas.records.pack_key`.
+OFFSET_BITS = 44
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+
+_REQUEST, _TOKEN = CostModel.REQUEST, CostModel.TOKEN
+
+
 class Status(IntEnum):
     """Where a request is."""
 
@@ -195,11 +202,12 @@ class TenantQueue:
 
     def _find_first(self) -> Live:
         assert self.ring is not None
-        find = self.ring.pool.find
+        parts, waiting = self.ring.pool.parts, Status.WAITING
         heap = self.heap
         while True:
-            live = find(heap[0] & KEY_MASK)
-            if live is not None and live.status is Status.WAITING and live.queue is self:
+            key = heap[0] & KEY_MASK
+            live = parts[key >> OFFSET_BITS].window.get(key & OFFSET_MASK)
+            if live is not None and live.status is waiting and live.queue is self:
                 return live
             heappop(heap)
 
@@ -212,16 +220,18 @@ class TenantQueue:
         assert self.ring is not None
         pool = self.ring.pool
         unit = pool.unit
-        if unit is CostModel.REQUEST:
+        if unit is _REQUEST:
             return live.inputs
-        if unit is CostModel.TOKEN:
+        if unit is _TOKEN:
             return live.tokens
         return min(max(1, self.use.milliseconds(live.tokens)), pool.cost_max)
 
     def lives(self) -> list[Live]:
         """Those that may be picked, in no order."""
         assert self.ring is not None
-        found = (self.ring.pool.find(key_of(order)) for order in self.heap)
+        parts = self.ring.pool.parts
+        keys = map(key_of, self.heap)
+        found = (parts[key >> OFFSET_BITS].window.get(key & OFFSET_MASK) for key in keys)
         return [
             live
             for live in found

@@ -10,7 +10,7 @@ from scheduler.core.decided import Cycle
 from scheduler.core.mismatch import StateMismatchError
 from schemas.policy import CostModel, Policy, encode_policy
 from schemas.policy_check import check
-from schemas.records import VERSION, HandedBack, Pause, Seen
+from schemas.records import VERSION, HandedBack, Pause, Resume, Seen
 from tests.support.core import Core, ended, ids, tenants
 from tests.support.oracle_history import NAMES, Arrive, History, one_pool, with_parents
 from tests.support.policies import embed_policy
@@ -313,3 +313,24 @@ def test_a_worker_that_gives_back_twice_stops_the_shard() -> None:
     history.say(batch, HandedBack(VERSION, batch.number))
     with pytest.raises(StateMismatchError, match="not in flight"):
         history.say(batch, HandedBack(VERSION, batch.number))
+
+
+def test_who_never_came_can_be_paused_before() -> None:
+    history = History(one_pool([1, 1]))
+    history.turn(Inputs(control=[Pause(VERSION, "ada", "run"), Pause(VERSION, "nobody", "run")]))
+    assert not history.arrive(Arrive(0, 5, 5)).cycle.batches
+    history.turn(Inputs(control=[Resume(VERSION, "ada", "run")]))
+    assert [batch.requests[0].tenant for batch in history.out] == ["ada"]
+
+
+def test_who_filled_what_nobody_could_use_is_not_starved_for_it() -> None:
+    """Rests of batches are charged; the debt that they make is at most one dearest request."""
+    history = History(
+        one_pool([1, 100, 1], quantum=1, batch_requests=16, batch_tokens=60, tokens_max=40)
+    )
+    history.arrive(Arrive(0, 5, 5, copies=3_000), Arrive(1, 40, 40, copies=200))
+    serve(history, 190)
+    history.arrive(Arrive(2, 5, 5, copies=3_000))
+    served = serve(history, 300)
+    alone = served[len(served) - served[::-1].index("bob") :]
+    assert alone.index("ada") <= 1 + 2 * 40 // 5

@@ -156,27 +156,33 @@ def test_equal_weights_get_equal_inputs_in_the_order_of_the_textbook(cost: CostM
     """One tenant sends 8 inputs a request, the other single ones, 10 tokens each."""
     unit = 10 if cost is CostModel.TOKEN else 1
     core = Core(with_endpoint(cost=cost, quantum=8 * unit))
-    plain, eights, singles = PlainRing(), PlainTenant("acme", 8 * unit), PlainTenant("bolt", 8)
-    singles.increment = 8 * unit
+    plain = PlainRing(8 * unit)
+    eights, singles = PlainTenant("acme", 8 * unit), PlainTenant("bolt", 8 * unit)
     arrivals = []
     for _ in range(40):
         arrivals.append(core.request("acme", "gold", inputs=8, tokens=80))
-        plain.add(eights, 8 * unit)
+        eights.queue.append(8 * unit)
     for _ in range(320):
         arrivals.append(core.request("bolt", "gold", inputs=1, tokens=10))
-        plain.add(singles, unit)
+        singles.queue.append(unit)
+    plain.enter(eights)
+    plain.enter(singles)
     cycle = core.take(*arrivals)
     served: Counter[str] = Counter()
     while cycle.batches:
         costs = [step.cost for step in cycle.steps if isinstance(step, Picked)]
         picked = [live for batch in cycle.batches for live in batch.requests]
         for live, picked_cost in zip(picked, costs, strict=True):
-            assert plain.pick() == (live.tenant, picked_cost)
+            expected = plain.walk()
+            assert (expected.name, expected.queue.pop(0)) == (live.tenant, picked_cost)
+            expected.deficit -= picked_cost
+            if not expected.queue:
+                plain.leave(expected)
             served[live.tenant] += live.inputs
             assert abs(served["acme"] - served["bolt"]) <= 8
         cycle = core.finish(cycle)
     assert served == {"acme": 320, "bolt": 320}
-    assert plain.pick() is None
+    assert plain.next() is None
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ class Selector(Protocol):
     def borrow(self, member: Any, cost: int) -> None:
         """A pick before the member's turn: it pays, nobody's turn moves."""
 
+    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+        """Whether it may be served before its turn once more; changes nothing."""
+
     def settle(
         self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:

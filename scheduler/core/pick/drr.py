@@ -215,6 +215,13 @@ class DeficitRoundRobin:
         self._catch_up(account)
         account.deficit -= cost
 
+    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+        """Whether the debt that it would have then is no more than a dearest request."""
+        account: Account = member.account
+        passed = self.round if account.seat <= self.seat else self.round - 1
+        grants = max(0, passed - account.granted) * account.increment
+        return account.deficit + grants - cost >= -cost_max
+
     def settle(
         self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:

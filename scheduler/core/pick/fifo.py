@@ -109,6 +109,11 @@ class FirstInFirstOut:
     def borrow(self, member: Any, cost: int) -> None:
         """Nothing is charged."""
 
+    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+        """Nothing is charged."""
+        del member, cost, cost_max
+        return True
+
     def settle(
         self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:

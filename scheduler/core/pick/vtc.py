@@ -166,6 +166,11 @@ class VirtualTokenCounter:
         """The same charge as of any pick; the caller reprices the member, or takes its seat."""
         _add(member.account, cost)
 
+    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+        """Its counter only grows: it is served the later."""
+        del member, cost, cost_max
+        return True
+
     def settle(
         self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:
