@@ -16,10 +16,8 @@ nothing for this reader. It is noted where records leave the client, in the clie
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
-from aiokafka.errors import IllegalStateError  # type: ignore[import-untyped]
 from faust.transport.drivers import aiokafka as faust_driver
 from faust.types import TP, Message
 from faust.types.transports import ConsumerT
@@ -96,7 +94,7 @@ class CommittedThread(faust_driver.AIOKafkaConsumerThread):
     async def _fetch_records(self, consumer: Any, *args: Any, **kwargs: Any) -> Any:
         found = await super()._fetch_records(consumer, *args, **kwargs)
         # Nothing else ran in this thread since the client took these records out.
-        return self.chain.linked(_assignment(consumer), found)
+        return self.chain.linked(_assignment(consumer), found) if found else found
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Go to what is committed, or to the beginning of a lane where nothing is.
@@ -116,11 +114,13 @@ class CommittedThread(faust_driver.AIOKafkaConsumerThread):
         return committed
 
     async def read_from(self, tp: TP, offset: int) -> None:
-        """Go to an offset. Raises what the client does when the partition is another's."""
+        """Go to an offset; nothing happens when the partition is another process's by now."""
         await self.call_thread(self._read_from, tp, offset)
 
     async def _read_from(self, tp: TP, offset: int) -> None:
         consumer = self._ensure_consumer()
+        if tp not in consumer.assignment():
+            return
         consumer.seek(tp, offset)
         self.chain.sought(_assignment(consumer), tp, offset)
 
@@ -180,8 +180,7 @@ class Consumer(faust_driver.Consumer):
 
     async def read_from(self, lane: Partition, offset: int) -> None:
         """Read a lane from an offset on; nothing happens when it is another process's by now."""
-        with suppress(IllegalStateError):
-            await self._thread.read_from(TP(*lane), offset)
+        await self._thread.read_from(TP(*lane), offset)
 
     def _to_message(self, tp: TP, record: Any) -> Any:
         message = super()._to_message(tp, record.record)
