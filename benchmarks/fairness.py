@@ -64,13 +64,13 @@ QUICK = Plan(
     workload_s=240,
     backlog=50_000,
     backlog_seeds=1,
-    far=20_000,
-    split_seeds=3,
-    picks=3_000,
+    far=10_000,
+    split_seeds=2,
+    picks=2_000,
     long_picks=5_000,
     long_seeds=1,
     deadlines_s=40,
-    traces={"servegen_r1_t6000.csv": 500, "vtc_arena.csv": 0},
+    traces={"servegen_r1_t6000.csv": 300, "vtc_arena.csv": 0},
 )
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

@@ -81,21 +81,22 @@ def backlogged_gaps(
 
 
 def bound(
-    gap: Gap, jobs: Sequence[Job], weights: Mapping[str, int], cost: Cost, quantum: int
+    gap: Gap, moments: Sequence[Moment], weights: Mapping[str, int], cost: Cost, quantum: int
 ) -> float:
     """How large the gap of two tenants may be: quantum + spread / weight of each.
 
     D* = deficit + credit - unsettled only moves by grants and picks. With M the dearest
     request, e the largest error of an estimate and k the most in flight, a pick leaves a D* of
     at least - k e, and a visit ends below M + k e; surcharges may use up credit. So spread <=
-    M + 2 k e + sum of surcharges, over what was in flight at the last pick before the interval
-    or came later. With exact estimates it is M.
+    M + 2 k e + sum of surcharges, over what was in flight when the last visit ended before the
+    one that the interval may cut, or came later. With exact estimates it is M.
     """
+    picked = [job for what, _, job in moments if what == "picked"]
     total = float(quantum)
     for name in (gap.one, gap.two):
-        own = [j for j in jobs if j.tenant == name and j.picked_us >= 0]
-        last_us = max((j.picked_us for j in own if j.picked_us < gap.begin_us), default=-1)
-        own = [j for j in own if j.end_us < 0 or j.end_us >= last_us]
+        since_us = _before_cut_visit(picked, name, gap.begin_us)
+        own = [job for job in picked if job.tenant == name]
+        own = [job for job in own if job.end_us < 0 or job.end_us >= since_us]
         errors = [cost(job) - job.charge for job in own]
         dearest = max((max(cost(job), job.charge) for job in own), default=0)
         wrong = max(map(abs, errors), default=0)
@@ -103,6 +104,25 @@ def bound(
         spread = dearest + 2 * wrong * _most_in_flight(own) + surcharges
         total += spread / weights[name]
     return total
+
+
+def _before_cut_visit(picked: Sequence[Job], name: str, begin_us: int) -> int:
+    """When a tenant was picked last in a visit that had ended by then; -1: never.
+
+    A visit goes on while nobody else is picked, so picks in a row may be one.
+    """
+    found = -1
+    row: str | None = None
+    last_us = -1
+    for job in picked:
+        if job.picked_us >= begin_us:
+            break
+        if job.tenant == name:
+            if row != name:
+                found = last_us
+            last_us = job.picked_us
+        row = job.tenant
+    return found
 
 
 def _most_in_flight(jobs: Sequence[Job]) -> int:

@@ -44,7 +44,8 @@ light tenant's p99 wait beside 1,000 / {light["larger_backlog"]:,}: \
 error of shares, points: {weights}
 gain by ten keys under one parent {gain * report["split_gain"]:.2f} % \
 (without a parent {gain * report["split_gain_without_parent"]:.0f} %), by leaving and coming back \
-{gain * report["rejoin_gain"]:.2f} %, with pauses {gain * report["rejoin_gain_with_pauses"]:.2f} %, \
+{gain * report["rejoin_gain"]:.2f} %, \
+with pauses {gain * report["rejoin_gain_with_pauses"]:.2f} %, \
 with understated costs {gain * report["rejoin_gain_understated"]:.2f} %
 long outputs' share of tokens {report["long_tenant_share"]:.3f} \
 (without settlement {report["long_tenant_share_unsettled"]:.3f})

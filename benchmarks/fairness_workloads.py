@@ -73,7 +73,7 @@ def gaps(ours: Direct, weights: dict[str, int]) -> dict[str, Any]:
     ever = backlogged_gaps(ours.moments, weights, cost)
 
     def limit(gap: Gap) -> float:
-        return bound(gap, ours.jobs, weights, cost, QUANTUM)
+        return bound(gap, ours.moments, weights, cost, QUANTUM)
 
     return {
         "gap_backlogged_tokens": max(settled).tokens,
