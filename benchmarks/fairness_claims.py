@@ -7,7 +7,6 @@ Costs are tokens, input and output together.
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import cycle, islice
-from typing import Any
 
 from benchmarks.fairness_load import (
     US_PER_TOKEN,
@@ -174,39 +173,51 @@ def long_share(
 # --- waits
 
 
-def light_wait(seed: int, backlog: int) -> dict[str, Any]:
-    """Waits of a tenant with one request at a time beside a backlog of this size and another.
+#: Beside light tenants: requests up to so many tokens, which is the quantum too, and slots.
+DEAREST, LIGHT_SLOTS = 400, 4
+LIGHT = dict.fromkeys(("light", "heavy", "other"), 1)
 
-    The bound: each neighbour's quantum and dearest request at the rate of the pool, and one
-    request's service. Costs go to 400; quantum 400; 4 slots of a token a millisecond.
-    """
-    quantum, cost_max, slots, asked = 400, 400, 4, 60
-    random = stream(seed, "light")
+
+def light_asks(seed: int, backlog: int, asked: int) -> list[Ask]:
+    """One request at a time of a tenant, beside a backlog of this size and another of 1,000."""
+    random, own = stream(seed, "light"), drawer(seed, "light", 50, DEAREST)
     spaced = [
-        Ask(
-            1_000_000 * n + random.randrange(500_000),
-            "light",
-            *(size := random.randint(50, 400), 0, size),
-        )
-        for n in range(1, asked + 1)
+        own()._replace(at_us=1_000_000 * n + random.randrange(500_000)) for n in range(1, asked + 1)
     ]
-    draw = drawer(seed, "heavy", 50, cost_max)
+    draw = drawer(seed, "heavy", 50, DEAREST)
     sizes = [draw() for _ in range(997)]
-    heavy = list(islice(cycle(sizes), backlog))
     other = [ask._replace(tenant="other") for ask in islice(cycle(sizes), 1_000)]
-    asks = [*heavy, *other, *spaced]
-    names = dict.fromkeys(("light", "heavy", "other"), 1)
-    by_token, by_request = (
-        sim(policy(names, model=model, quantum=each), slots)
-        for model, each in ((CostModel.TOKEN, quantum), (CostModel.REQUEST, 1))
-    )
-    served = _until_served(by_token, asks, "light", asked)
-    first = _until_served(by_request, asks, "light", asked)
+    return [*islice(cycle(sizes), backlog), *other, *spaced]
+
+
+def light_wait(
+    seed: int, backlog: int, fairness: Fairness = Fairness.DRR, asked: int = 60
+) -> dict[str, float]:
+    """Waits of the light tenant, and their bound.
+
+    The bound: each neighbour's quantum and dearest request at the rate of the pool (a token a
+    millisecond in each slot), and one request's service.
+    """
+    running = sim(policy(LIGHT, fairness=fairness, quantum=DEAREST), LIGHT_SLOTS)
+    served = _until_served(running, light_asks(seed, backlog, asked), "light", asked)
     return {
         "p99_ms": percentile([job.wait_us / 1000 for job in served], 99),
-        "bound_ms": 2 * (quantum + cost_max) / slots + cost_max,
-        "requests_first": _went_first(first, by_request.moments),
+        "bound_ms": 2 * (DEAREST + DEAREST) / LIGHT_SLOTS + DEAREST,
     }
+
+
+def requests_first(seed: int, backlog: int, asked: int = 60) -> int:
+    """Most requests of one neighbour picked while a light one waits, at a cost of 1 each."""
+    running = sim(policy(LIGHT, model=CostModel.REQUEST), LIGHT_SLOTS)
+    light = _until_served(running, light_asks(seed, backlog, asked), "light", asked)
+    picks = [moment for moment in running.moments if moment.what == "picked"]
+    most = 0
+    for mine in light:
+        since = [p for p in picks if mine.arrived_us <= p.at_us <= mine.picked_us]
+        between = Counter(pick.job.tenant for pick in since)
+        del between["light"]
+        most = max([most, *between.values()])
+    return most
 
 
 def _until_served(running: Direct, asks: list[Ask], tenant: str, count: int) -> list[Job]:
@@ -219,19 +230,6 @@ def _until_served(running: Direct, asks: list[Ask], tenant: str, count: int) -> 
     running.on_ended = on_ended
     running.run(asks, lambda: len(served) == count)
     return served
-
-
-def _went_first(light: list[Job], moments: Any) -> int:
-    """Most requests of one neighbour that were picked while one of the light ones waited."""
-    picks = [(at_us, job) for what, at_us, job in moments if what == "picked"]
-    most = 0
-    for mine in light:
-        between = Counter(
-            job.tenant for at_us, job in picks if mine.arrived_us <= at_us <= mine.picked_us
-        )
-        del between["light"]
-        most = max([most, *between.values()])
-    return most
 
 
 def deadlines(seed: int, seconds: int, *, learned: bool = False) -> dict[str, float]:
@@ -330,7 +328,7 @@ def stream_twice(seed: int, picks: int, weight: int = 1, fairness: Fairness = Fa
     return twice_running(ran.moments, dict.fromkeys(names, weight))
 
 
-def priorities_matter(seed: int, requests: int) -> int:
+def priorities_matter(seed: int, requests: int, fairness: Fairness = Fairness.DRR) -> int:
     """How often another tenant's order of service differs when only a's priorities do."""
     random = stream(seed, "priorities")
     plain, at_us = [], 0
@@ -343,7 +341,7 @@ def priorities_matter(seed: int, requests: int) -> int:
     ]
     orders = []
     for asks in (plain, urgent):
-        under = policy(dict.fromkeys("abc", 1), model=CostModel.REQUEST)
+        under = policy(dict.fromkeys("abc", 1), fairness=fairness, model=CostModel.REQUEST)
         ran = core_run(asks, under, 4, fixed_server(450_000))
         picks = [moment for moment in ran.moments if moment.what == "picked"]
         orders.append([m.job.number for m in picks if m.job.tenant != "a"])
