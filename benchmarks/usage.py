@@ -70,6 +70,12 @@ def abort_a_batch(deployment: Deployment, chance: random.Random) -> None:
     producer.close()
 
 
+def leave(deployment: Deployment) -> None:
+    """Stop the second accounting; its lanes wait for nobody then."""
+    deployment.processes[NAMELESS].terminate()
+    deployment.processes[NAMELESS].wait()
+
+
 def kill_in_turn(
     deployment: Deployment, flow: Flow, accountings: list[str], kills: int, chance: random.Random
 ) -> int:
@@ -80,8 +86,7 @@ def kill_in_turn(
         counting = accountings[number // 2 % len(accountings)]
         name = chance.choice(WORKERS) if number % 2 else counting
         if name == NAMELESS and number // 4 % 2:
-            deployment.processes[name].terminate()
-            deployment.processes[name].wait()
+            leave(deployment)
         else:
             deployment.kill(name)
         deployment.start(name)
@@ -233,7 +238,7 @@ def run(
         caught_up_s = time.time()
         truth, last_ms = recount(deployment)
         if NAMELESS in accountings:
-            deployment.kill(NAMELESS)
+            leave(deployment)
         figures = {
             "accountings": len(accountings),
             "kills": killed,
