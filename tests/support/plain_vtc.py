@@ -1,6 +1,7 @@
 """Virtual token counters as the paper has them, in fractions.
 
-The oracle of scheduler/core/pick/vtc.py, written from its header alone. Counters are compared, and lifted to, in units of 2**-40.
+The oracle of scheduler/core/pick/vtc.py, written from its header alone.
+Counters are compared, and lifted to, in units of 2**-40.
 """
 
 from dataclasses import dataclass, field
