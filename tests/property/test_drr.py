@@ -140,6 +140,9 @@ class Both:
         for tenant, member, home in zip(self.tenants, self.members, self.home, strict=True):
             deficit, credit = self.rings[home].dump_account(member.account)[:2]
             assert (deficit, credit) == (tenant.deficit, tenant.credit), tenant.name
+            if member.queue:
+                may = self.rings[home].may_borrow(member, member.queue[0], COST_MAX)
+                assert may == (tenant.deficit - tenant.cost() >= -COST_MAX)
         for home, ring in enumerate(self.rings):
             seated = [m for m in self.members if m.queue and self.home[int(m.name)] == home]
             seated.sort(key=lambda m: (ring.turn_of(m, m.queue[0]), m.account.seat))
