@@ -158,7 +158,7 @@ def workload(name: str, seed: int, seconds: int, estimator: Estimator) -> Worklo
 
 
 def _times(random: Random, flow: _Flow, seconds: int, *, is_even: bool) -> list[float]:
-    times = []
+    times: list[float] = []
     at_s = 0.0
     while True:
         at_s += 1 / flow.per_s if is_even else random.expovariate(flow.per_s)
