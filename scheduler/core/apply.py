@@ -261,7 +261,7 @@ def _pause(state: State, tenant: str, endpoint: str, until_ms: int | None) -> No
     """Pause until then (0: until resumed), or resume (None)."""
     if until_ms is None:
         state.pauses.pop((tenant, endpoint), None)
-    elif len(state.pauses) < PAUSES_MAX:
+    elif (tenant, endpoint) in state.pauses or len(state.pauses) < PAUSES_MAX:
         state.pauses[tenant, endpoint] = until_ms
     for pool in state.pools.values():
         if endpoint in ("", pool.endpoint.name):

@@ -54,9 +54,11 @@ def limit(state: State, pool: PoolState, use: Use) -> None:
     use.is_paused = state.is_paused(use.tenant, endpoint.name)
     if tenant is None:
         return
-    guaranteed = tenant.in_flight.get(endpoint.name, endpoint.in_flight)
-    waiting = tenant.waiting.get(endpoint.name, endpoint.waiting)
-    burst = tenant.burst.get(endpoint.name, endpoint.burst)
+    policy = state.policy
+    assert policy is not None
+    guaranteed = policy.in_flight(tenant, endpoint)
+    waiting = policy.waiting(tenant, endpoint)
+    burst = policy.burst(tenant, endpoint)
     use.guaranteed = NO_LIMIT if guaranteed is None else guaranteed
     use.most = NO_LIMIT if guaranteed is None else guaranteed + burst
     use.waiting_most = NO_LIMIT if waiting is None else waiting
