@@ -9,7 +9,7 @@ from typing import NamedTuple
 from schemas.codec import encode, header
 from schemas.log import Log
 from schemas.policy import POLICY_KEY, Policy, encode_policy
-from schemas.records import VERSION, Cancel, Request
+from schemas.records import VERSION, Cancel, Pause, Request, Resume
 from schemas.topics import Topics
 
 
@@ -87,6 +87,11 @@ class Door:
         """Cancel what stands, or will stand, at a place."""
         record = Cancel(VERSION, place.topic, place.partition, place.offset)
         self.producer.send(self._topics.control, place.shard, encode(record))
+
+    def tell(self, record: Pause | Resume) -> None:
+        """Pause or resume: every shard is told."""
+        for shard in range(self._policy.topology.shards):
+            self.producer.send(self._topics.control, shard, encode(record))
 
     def _where(self, arrival: Arrival) -> tuple[str, int, int]:
         pool = self._pools[arrival.endpoint]

@@ -8,7 +8,7 @@ What belongs here: choices. What does not: how they are played (simulation.histo
 """
 
 from random import Random
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,8 +30,6 @@ from simulation.process import Fleetmate
 from simulation.tenants import Agent, Asker, stream
 from workers.engines.simulated import SimulatedSettings, Together
 
-T = TypeVar("T", bound=msgspec.Struct)
-
 TIERS = ("gold", "silver", "bronze")
 POOLS = ("chat", "embed", "batch")
 TENANTS = ("acme", "globex", "hooli", "initech", "soylent", "umbrella")
@@ -40,6 +38,20 @@ REQUESTS_MIN = 40
 REQUESTS_MAX = 120
 #: Agents of a history; each has some turns.
 AGENTS_MAX = 6
+
+
+class Halt(NamedTuple):
+    """A pause to come, of a tenant, an endpoint or both; "" is all of them.
+
+    It is told `at_ms`, and is over by itself `lasts_ms` after that; 0: not by itself. It is
+    resumed `resumed_ms` after it was told; None: never.
+    """
+
+    at_ms: int
+    tenant: str
+    endpoint: str
+    lasts_ms: int
+    resumed_ms: int | None
 
 
 class Chosen(NamedTuple):
@@ -61,6 +73,7 @@ class Chosen(NamedTuple):
     kinds: tuple[Fault, ...]
     events: list[tuple[int, str]]
     stop_ms: int
+    halts: tuple[Halt, ...] = ()
 
 
 def often(random: Random, percent: int) -> bool:
@@ -102,16 +115,11 @@ def draw(seed: int) -> Chosen:
         kinds=kinds,
         events=events,
         stop_ms=stop_ms,
+        halts=_halts(stream(seed, "pauses"), policy, stop_ms),
     )
 
 
 # --- policy
-
-
-def given(kind: type[T], **fields: Any) -> T:
-    """A part of a policy with those of the fields that it has in this release."""
-    known = {field.name for field in msgspec.structs.fields(kind)}
-    return kind(**{name: value for name, value in fields.items() if name in known})
 
 
 def draw_policy(random: Random, version: int, before: Policy | None = None) -> Policy:
@@ -133,7 +141,7 @@ def _draw_policy(random: Random, version: int, before: Policy | None) -> Policy:
         version=version,
         topology=topology,
         tiers=tuple(
-            given(Tier, name=name, floor=random.choice((0, 0, 10, 40)) if rank else 0)
+            Tier(name=name, floor=random.choice((0, 0, 10, 40)) if rank else 0)
             for rank, name in enumerate(names)
         ),
         pools=pools,
@@ -171,8 +179,7 @@ def _pools(random: Random, before: Policy | None) -> tuple[Pool, ...]:
 def _endpoint(random: Random, pool: str) -> Endpoint:
     batch_tokens = random.choice((500, 2_000, 20_000))
     batch_bytes = random.choice((3_000, 20_000, 500_000))
-    return given(
-        Endpoint,
+    return Endpoint(
         name=pool,
         pool=pool,
         cost=random.choice(list(CostModel)),
@@ -204,8 +211,7 @@ def _tenants(random: Random, tiers: tuple[str, ...], before: Policy | None) -> t
         names.remove(random.choice(names))
     has_parents = often(random, 25)
     return tuple(
-        given(
-            Tenant,
+        Tenant(
             name=name,
             weight=random.choice((1, 1, 2, 5)),
             tiers=tiers if often(random, 80) else (random.choice(tiers),),
@@ -336,3 +342,24 @@ def _faults(random: Random, stop_ms: int) -> tuple[int, tuple[Fault, ...], list[
         for _ in range(random.randint(0, 12))
     ]
     return mean, kinds, sorted(events)
+
+
+def _halts(random: Random, policy: Policy, stop_ms: int) -> tuple[Halt, ...]:
+    """Pauses in four histories out of ten; some of nobody, some that are over when told."""
+    if not often(random, 40):
+        return ()
+    tenants = [tenant.name for tenant in policy.tenants]
+    endpoints = [endpoint.name for endpoint in policy.endpoints]
+    halts = []
+    for _ in range(random.randint(1, 5)):
+        tenant = random.choice(("", *tenants, *tenants, "nobody"))
+        halts.append(
+            Halt(
+                at_ms=random.randrange(stop_ms),
+                tenant=tenant,
+                endpoint=random.choice(("", *endpoints) if tenant else endpoints),
+                lasts_ms=random.choice((0, 0, -1_000, 1, 300, 2_000, 60_000)),
+                resumed_ms=random.choice((None, 0, 50, 700, 3_000, 20_000)),
+            )
+        )
+    return tuple(halts)

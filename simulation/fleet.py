@@ -17,7 +17,7 @@ from adapters.memory_groups import SESSION_TIMEOUT_MS
 from schemas.codec import decode_header
 from schemas.log import TRANSACTION_TIMEOUT_MS, FencedError, Partition
 from schemas.policy import Policy
-from schemas.records import Result
+from schemas.records import Pause, Result, Resume
 from schemas.topics import Topics
 from simulation.door import Arrival, Door, Place
 from simulation.process import (
@@ -93,6 +93,11 @@ class Fleet:
     def cancel(self, place: Place) -> None:
         """Cancel what stands at a place."""
         self.door.cancel(place)
+        self._changes += 1
+
+    def say(self, record: Pause | Resume) -> None:
+        """Pause or resume."""
+        self.door.tell(record)
         self._changes += 1
 
     def hang(self, partition: Partition, for_ms: int) -> None:

@@ -10,8 +10,9 @@ from functools import partial
 from scheduler.core.snapshot import dump
 from scheduler.recovery import RecoveryError, recover
 from scheduler.shard import Shard
+from schemas.records import VERSION, Pause, Resume
 from simulation.door import Arrival
-from simulation.draw import Chosen, draw, draw_policy, often
+from simulation.draw import Chosen, Halt, draw, draw_policy, often
 from simulation.faults import Chaos
 from simulation.fleet import Fleet
 from simulation.invariants import Judge, Observer
@@ -47,6 +48,7 @@ class History:
         self._random = stream(seed, "play")
         self._agents: dict[str, Agent] = {}
         self._turns = 0
+        self._end_ms = 0  #: when everything has to be over; 0: not everything has come yet
         self.chaos = Chaos(
             stream(seed, "chaos"),
             self.chosen.mean,
@@ -66,14 +68,14 @@ class History:
             self.fleet.tell = tell
         try:
             self.fleet.settle()
-            end_ms = 0
             while not self._is_over():
                 self.fleet.step()
                 self.steps += 1
                 if self.fleet.agenda_is_empty:
                     self._heal()
-                    end_ms = end_ms or self.fleet.clock.now_ms() + LAST_MS
-                if (end_ms and self.fleet.clock.now_ms() > end_ms) or self.steps > STEPS_MAX:
+                    self._end_ms = self._end_ms or self.fleet.clock.now_ms() + LAST_MS
+                is_late = 0 < self._end_ms < self.fleet.clock.now_ms()
+                if is_late or self.steps > STEPS_MAX:
                     break
             self.fleet.settle()
             self.judge.check_end()
@@ -139,6 +141,8 @@ class History:
             self._ask(agent, agent.first)
         for at_ms, event in chosen.events:
             fleet.after(at_ms, partial(self._happens, event))
+        for halt in chosen.halts:
+            fleet.after(halt.at_ms, partial(self._pause, halt))
 
     def _plan(self, arrival: Arrival, cancel_ms: int | None) -> None:
         fleet = self.fleet
@@ -155,9 +159,26 @@ class History:
                 lambda: fleet.cancel(self._random.choice(fleet.places[arrival.id])),
             )
 
+    def _pause(self, halt: Halt) -> None:
+        fleet, who = (
+            self.fleet,
+            f"{halt.tenant or 'everybody'} at {halt.endpoint or 'every endpoint'}",
+        )
+        until_ms = fleet.clock.now_ms() + halt.lasts_ms if halt.lasts_ms else 0
+        fleet.say(Pause(VERSION, halt.tenant, halt.endpoint, until_ms))
+        fleet.note(f"{who} is paused" + (f" for {halt.lasts_ms} ms" if halt.lasts_ms else ""))
+
+        def resume() -> None:
+            fleet.say(Resume(VERSION, halt.tenant, halt.endpoint))
+            fleet.note(f"{who} is resumed")
+
+        if halt.resumed_ms is not None:
+            fleet.after(halt.resumed_ms, resume)
+
     def _ask(self, agent: Agent, arrival: Arrival) -> None:
         """The next turn of an agent."""
         self._turns += 1
+        self._end_ms = 0
         arrival = arrival._replace(id=f"turn-{self._turns:03d}")
         self._agents[arrival.id] = agent
         wait_ms = max(0, arrival.at_ms - self._passed_ms())

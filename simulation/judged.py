@@ -29,12 +29,19 @@ class Life:
     key: int
     meta: Request
     asked: Asked
-    since: int = 0
     attempt: int = 0
     handed_back: int = 0
     not_before_ms: int = 0
     batch: int = 0
     is_cancelled: bool = False
+    is_flying: bool = False  #: picked, or in a worker's hands
+    is_back: bool = False  #: handed back, and nothing was decided about it since
+    is_held: bool = False  #: queued again, and not before its time
+
+    @property
+    def is_waiting(self) -> bool:
+        """It waits, whether it may be picked now or not."""
+        return not self.is_flying and not self.is_back
 
 
 @dataclass(slots=True)

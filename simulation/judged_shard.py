@@ -20,8 +20,10 @@ from schemas.decisions import (
     Picked,
     PolicySet,
     Read,
+    Released,
     Requeued,
     Sealed,
+    Unpaused,
     WorkerSaid,
 )
 from schemas.log import Partition
@@ -39,10 +41,10 @@ from schemas.records import (
     pack_key,
 )
 from simulation.judged import Asked, Decided, Ending, Lane, Life, end_of, told
+from simulation.judged_limits import Limits, batch_fault
 from simulation.rules import InvariantError, Rule
 
-#: Timers have seconds: what expires in one is ended by its end, and what comes late is
-#: looked at by the decision after the one that takes it in.
+#: Timers have seconds: what expires in one is ended by its end.
 TIMER_MS = 1_000
 
 
@@ -68,9 +70,12 @@ class JudgedShard:
             Read: self._read,
             Ended: self._ended,
             Requeued: self._requeued,
+            Released: self._released,
+            Unpaused: lambda step, _: self._limits.unpaused(step, self.now_ms),
             Picked: self._picked,
             Sealed: self._sealed,
         }
+        self._limits = Limits(self.lives, self._break)
         self._asked = asked
         self._said = said
         self._told = told
@@ -115,6 +120,7 @@ class JudgedShard:
         for life in self._unwanted.values():
             if not life.batch:
                 self._break(Rule.CANCELLED, f"{life.meta.id} is in nobody's hands and goes on")
+        self._limits.is_idle(self._pools_with_room(), self.now_ms)
         return decided
 
     def _break(self, rule: Rule, case: str) -> None:
@@ -140,6 +146,7 @@ class JudgedShard:
         self._policy = policy
         self._tenants = {tenant.name: tenant for tenant in policy.tenants}
         self._endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
+        self._limits.follow(policy)
 
     # --- coming
 
@@ -177,8 +184,18 @@ class JudgedShard:
             self._break(Rule.CANCELLED, f"{meta.id} was cancelled before it came")
         if self._why_not(meta, asked.tier) is Reason.TIER_NOT_ALLOWED:
             self._break(Rule.POLICY, f"{meta.id} of {meta.tenant} is taken in to {asked.tier}")
+        if self._why_not(meta, asked.tier) is None:
+            if self._over_ms(meta, asked) >= 0:
+                self._break(Rule.EXPIRED, f"{meta.id} is taken in and has expired")
+            if full := self._limits.waiting_is_full(meta):
+                self._break(Rule.WAITING, f"{meta.id} is taken in: {full}")
         self._ids[meta.id] = key
-        self.lives[key] = Life(key, meta, asked, self.seq)
+        self.lives[key] = Life(key, meta, asked)
+
+    def _over_ms(self, meta: Request, asked: Asked) -> int:
+        """For how long a request has waited too long, or its deadline is over; below 0: not yet."""
+        over_ms = self.now_ms - asked.arrived_ms - self._endpoints[meta.endpoint].wait_ms_max
+        return max(over_ms, self.now_ms - meta.deadline_ms) if meta.deadline_ms else over_ms
 
     def _duplicate(self, place: tuple[Partition, int], meta: Request) -> None:
         if meta.id not in self._ids:
@@ -188,6 +205,11 @@ class JudgedShard:
     def _refuse(self, meta: Request, asked: Asked, reason: str, was_unwanted: bool) -> None:
         self._ids[meta.id] = None
         self._is_so(meta, asked.tier, reason, was_unwanted)
+        if reason == Reason.WAITING_LIMIT and not self._limits.waiting_is_full(meta):
+            self._break(Rule.WAITING, f"{meta.id} is refused, and more may wait")
+        is_over = reason in (Reason.EXPIRED, Reason.DEADLINE)
+        if is_over and self._over_ms(meta, asked) < 0:
+            self._break(Rule.REASON, f"{meta.id} is refused as {reason}, and is in time")
 
     def _why_not(self, meta: Request, tier: str) -> Reason | None:
         tenant = self._tenants.get(meta.tenant)
@@ -224,6 +246,9 @@ class JudgedShard:
         if is_told:
             self._told.popleft()
         if not isinstance(record, Cancel):  # of no single request
+            if not is_told:
+                self._break(Rule.AGREE, f"nobody told the shard {record}")
+            self._limits.control(record)
             return
         place = ((record.topic, record.partition), record.offset)
         if not is_told and place not in self._again:
@@ -297,6 +322,7 @@ class JudgedShard:
                     life = self._life(key, "handed back")
                     life.batch = 0
                     life.handed_back += 1
+                    life.is_flying, life.is_back = False, True
             case _:  # advice
                 pass
 
@@ -313,6 +339,10 @@ class JudgedShard:
         if not life.attempt <= step.attempt <= life.handed_back:
             self._break(Rule.AGREE, f"{life.meta.id}: attempt {step.attempt} after {life}")
         life.attempt, life.not_before_ms = step.attempt, step.not_before_ms
+        life.is_back, life.is_held = False, step.not_before_ms > self.now_ms
+
+    def _released(self, step: Released, _: Decided) -> None:
+        self._life(step.key, "released").is_held = False
 
     def _picked(self, step: Picked, _: Decided) -> None:
         life = self._life(step.key, "picked")
@@ -329,9 +359,21 @@ class JudgedShard:
         if meta.deadline_ms and late_ms > 0:
             self._break(Rule.EXPIRED, f"{meta.id} is picked {late_ms} ms too late to be in time")
         late_ms = self.now_ms - asked.arrived_ms - endpoint.wait_ms_max
-        if late_ms >= TIMER_MS and life.since < self.seq:
+        if late_ms >= TIMER_MS:
             self._break(Rule.EXPIRED, f"{meta.id} is picked {late_ms} ms after it has expired")
+        self._limits.picked(life)
+        life.is_flying = True
         self._open.append(life)
+
+    def _room(self, lane: Lane) -> int:
+        """Batches that a lane may be sent."""
+        assert self._policy is not None
+        pool, slots = self._policy.pool(lane[0]), self._slots.get(lane, 0)
+        room = slots + pool.prefetch if slots and pool else 0
+        return room - len(self._flights.get(lane, ()))
+
+    def _pools_with_room(self) -> list[str]:
+        return [lane[0] for lane in self._slots if self._room(lane) > 0]
 
     def _sealed(self, step: Sealed, decided: Decided) -> None:
         lane = (step.pool, step.lane)
@@ -339,11 +381,8 @@ class JudgedShard:
             self._break(Rule.SEQUENCE, f"batch {step.number}; the next is {self._number}")
         self._number += 1
         flights = self._flights.setdefault(lane, {})
-        assert self._policy is not None, "a batch without a policy"
-        pool = self._policy.pool(step.pool)
-        room = self._slots.get(lane, 0) + (pool.prefetch if pool else 0)
-        if not self._slots.get(lane) or len(flights) >= room:
-            self._break(Rule.ROOM, f"{lane} has {len(flights)} batches and room for {room}")
+        if self._room(lane) <= 0:
+            self._break(Rule.ROOM, f"{lane} has {len(flights)} batches and no room for more")
         if not self._open:
             self._break(Rule.BATCH, f"batch {step.number} is empty")
         for life in self._open:
@@ -351,18 +390,9 @@ class JudgedShard:
             if self._endpoints[life.meta.endpoint].pool != step.pool:
                 self._break(Rule.POLICY, f"{life.meta.id} is sent to {step.pool}")
             life.batch = step.number
-        self._keeps_to_limits(step)
+        fault = batch_fault(self._open, self._endpoints[self._open[0].meta.endpoint])
+        if fault:
+            self._break(Rule.BATCH, f"batch {step.number}: {fault}")
         flights[step.number] = [life.key for life in self._open]
         decided.batches[step.number] = (lane, self._open)
         self._open = []
-
-    def _keeps_to_limits(self, step: Sealed) -> None:
-        if len(self._open) == 1:  # alone it always fits, or it would wait for ever
-            return
-        endpoint = self._endpoints[self._open[0].meta.endpoint]
-        inputs = sum(max(1, life.meta.inputs) for life in self._open)
-        size = sum(life.asked.size for life in self._open)
-        if inputs > endpoint.batch_requests or size > endpoint.batch_bytes:
-            self._break(Rule.BATCH, f"batch {step.number}: {inputs} inputs, {size} bytes")
-        if any(life.attempt for life in self._open):
-            self._break(Rule.BATCH, f"batch {step.number}: what killed a worker is not alone")
