@@ -1,5 +1,6 @@
 """The heap serves in the order of the textbook's loop, whatever comes, goes and settles."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,6 +187,51 @@ def test_same_order_as_the_plain_loop(
         assert both.rings[home].peek() is None
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_who_returns_within_the_round_is_not_passed_over(away: bool) -> None:
+    """Streams of equal weight take turns, though one of them empties with each pick.
+
+    Nor does it matter that it was in the sister ring meanwhile, whose seats are others.
+    """
+    ring, sister = DeficitRoundRobin(), DeficitRoundRobin()
+    guest, steady, brief = Member("guest", 1), Member("steady", 1), Member("brief", 1)
+    for member in (guest, brief):
+        sister.enter(member, 1, 0)
+    sister.leave(brief, COST_MAX, 0)
+    sister.cross(brief.account)
+    ring.enter(brief, 1, 0)
+    ring.enter(steady, 1, 0)
+    picked = []
+    for _ in range(8):
+        chosen = ring.peek()
+        assert chosen is not None
+        member, turn = chosen
+        picked.append(member.name)
+        if member is steady:
+            ring.serve(member, 1, turn, 1)
+            continue
+        ring.charge(member, 1, turn)
+        ring.leave(member, COST_MAX, 0)
+        if away:
+            sister.cross(member.account)
+            sister.enter(member, 1, 0)
+            sister.leave(member, COST_MAX, 0)
+            ring.cross(member.account)
+        ring.enter(member, 1, 0)
+    assert picked == ["brief", "steady"] * 4
+
+
+def test_a_member_that_was_repriced_to_and_fro_follows_once() -> None:
+    ring = DeficitRoundRobin()
+    first, second, third = (Member(name, 1) for name in "abc")
+    for member in (first, second, third):
+        ring.enter(member, 1, 0)
+    for cost in (7, 1, 7, 1, 7, 1):
+        ring.reprice(second, cost)
+    assert ring.following(5) == [second, third]
+    assert ring.following(5) == [second, third]
+
+
 def test_many_members_come_and_go_and_nothing_is_kept_of_them() -> None:
     """Stale entries don't pile up, whether or not anybody peeks."""
     ring = DeficitRoundRobin()
@@ -211,5 +257,9 @@ def test_a_debt_decays_while_idle_alone_and_for_ever_is_no_longer_than_nothing()
     ring.enter(member, 1, 10**6 + 3 * ring.half_life_ms - 1)
     assert ring.dump_account(member.account)[0] == -250
     ring.leave(member, COST_MAX, 10**7)
+    ring.settle(member, 100, 10**6, COST_MAX, 10**7 + ring.half_life_ms)
+    assert ring.dump_account(member.account)[0] == -225, "what is posted was not idled away"
+    ring.settle(member, 0, 10**6, COST_MAX, 10**7 + 2 * ring.half_life_ms - 1)
+    assert ring.dump_account(member.account)[0] == -225
     ring.enter(member, 1, 10**18)
     assert ring.dump_account(member.account)[0] == 0

@@ -102,6 +102,17 @@ def test_over_any_stretch_in_which_a_tier_is_pressed(floors: tuple[int, ...], se
     assert picks > 1_000
 
 
+def test_a_tier_goes_first_as_soon_as_it_is_owed_its_head() -> None:
+    ready, heads, floors, credit = [True, True], [10, 10], [0, 50], [0, 0]
+    ranks = []
+    for _ in range(6):
+        rank = first_with_floors(ready, heads, floors, credit)
+        assert rank is not None
+        credit = credits_after(rank, 10, ready, floors, credit)
+        ranks.append(rank)
+    assert ranks == [0, 1] * 3
+
+
 def test_an_idle_tier_gains_nothing_and_returns_with_nothing() -> None:
     tiers = Tiers((0, 50), 1)
     tiers.empty(1)

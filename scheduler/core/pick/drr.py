@@ -173,8 +173,7 @@ class DeficitRoundRobin:
             granted = passed
         if cost > deficit:
             return granted - (deficit - cost) // account.increment
-        is_visited = seat == self.seat and granted == self.round
-        return granted if is_visited else granted + 1
+        return granted if seat == self.seat else granted + 1  # its visit goes on, or the next
 
     def charge(self, member: Any, cost: int, turn: int) -> None:
         """A pick in round `turn`: move the pointer there, add the grants, take the cost."""
