@@ -161,8 +161,9 @@ class Use:
         self.learned_tokens += tokens - (self.learned_tokens >> FORGET_SHIFT)
 
     def milliseconds(self, tokens: int) -> int:
-        """Estimated service of so many tokens."""
-        return tokens * self.learned_us // (1_000 * max(1, self.learned_tokens))
+        """Estimated service of so many tokens, to the nearest."""
+        per = 1_000 * max(1, self.learned_tokens)
+        return (tokens * self.learned_us + per // 2) // per
 
 
 class TenantQueue:
