@@ -1,0 +1,1 @@
+"""Mutation testing of the core: `python -m tests.mutation FILE`, see docs/mutation.md."""
