@@ -192,8 +192,6 @@ def _sealed(state: State, step: Sealed) -> None:
     lane.flights[step.number] = Flight(charged, pool.unit)
     state.open, state.open_costs = [], []
     state.next_number += 1
-    for ring in pool.rings.values():
-        ring.base.compact(len(ring.queues))
 
 
 def _arrived(state: State, step: Arrived, arrivals: Sequence[Arrival]) -> None:

@@ -72,6 +72,3 @@ class Selector(Protocol):
 
     def load(self, dumped: list[int]) -> None:
         """Reverse `dump`; members are repriced by the caller."""
-
-    def compact(self, members: int) -> None:
-        """Tidy up when much is stale beside so many members."""

@@ -319,9 +319,6 @@ class DeficitRoundRobin:
         """Reverse `dump`; members are repriced by the caller."""
         self.round, self.seat, self.next_seat = dumped
 
-    def compact(self, members: int) -> None:
-        """Nothing to do: the heap is tidied as it grows."""
-
 
 def _keep(account: Account, cost_max: int) -> None:
     """What is left of the grants of a member without a seat becomes credit."""

@@ -142,6 +142,3 @@ class FirstInFirstOut:
 
     def load(self, dumped: list[int]) -> None:
         """Nothing was remembered."""
-
-    def compact(self, members: int) -> None:
-        """Nothing to do: the heap is tidied as it grows."""

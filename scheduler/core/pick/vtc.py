@@ -211,9 +211,6 @@ class VirtualTokenCounter:
         high, low, self.next_seat = dumped
         self.last = high << _TURN_BITS | low
 
-    def compact(self, members: int) -> None:
-        """Nothing to do: the heap is tidied as it grows."""
-
 
 def _add(account: Counter, cost: int) -> None:
     more, account.rest = divmod((cost << _FRACTION_BITS) + account.rest, account.increment)
