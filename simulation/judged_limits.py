@@ -3,8 +3,8 @@
 Like the rest of the judge it is folded from the log alone: every question is answered by
 counting the requests that are live, not by counters that are kept.
 
-What belongs here: pauses, limits in flight, waiting and of batches, idle lanes. What does not: the order
-of decisions, and who holds a request (simulation.judged_shard).
+What belongs here: pauses, limits in flight, waiting and of batches, idle lanes. What does
+not: the order of decisions, and who holds a request (simulation.judged_shard).
 """
 
 from collections.abc import Callable, Iterator

@@ -29,6 +29,7 @@ from schemas.records import (
     End,
     Finished,
     LaneRecord,
+    Pause,
     Result,
     Seen,
     Usage,
@@ -222,7 +223,7 @@ def room(history: History) -> None:
 
 
 def batch(history: History) -> None:
-    policy_with(history, batch_requests=1)
+    policy_with(history, batch_bytes=400)
 
 
 def sequence(history: History) -> None:
@@ -269,6 +270,29 @@ def policy(history: History) -> None:
         return PolicySet(encode_policy(msgspec.structs.replace(known, tenants=())))
 
     stepped(history, PolicySet, edit)
+
+
+def paused(history: History) -> None:
+    """A tenant was paused before anything came, and served as if it were not."""
+    for records in slots(history, history.fleet.topics.control):
+        records.clear()
+    decided(history, without_control)
+    pause = Pause(VERSION, "acme", "")
+    history.fleet.log.producer().send(history.fleet.topics.control, 0, encode(pause))
+    stepped(history, PolicySet, lambda _: ControlSaid(pause), adds=True)
+
+
+def in_flight(history: History) -> None:
+    policy_with(history, in_flight=1)
+
+
+def waiting(history: History) -> None:
+    policy_with(history, waiting=0)
+
+
+def idle(history: History) -> None:
+    """Batches were due at once, and waited for their time."""
+    policy_with(history, batch_wait_ms=0)
 
 
 def agree(history: History) -> None:
@@ -319,6 +343,10 @@ IN_THE_LOG: dict[Rule, Callable[[History], None]] = {
     Rule.CANCELLED: cancelled,
     Rule.REASON: reason,
     Rule.POLICY: policy,
+    Rule.PAUSED: paused,
+    Rule.IN_FLIGHT: in_flight,
+    Rule.WAITING: waiting,
+    Rule.IDLE: idle,
     Rule.AGREE: agree,
     Rule.BODY: body,
     Rule.USAGE: usage,
@@ -341,6 +369,18 @@ def test_what_breaks_a_rule_in_the_log_is_noticed(rule: Rule) -> None:
     history = finished()
     IN_THE_LOG[rule](history)
     assert judge(history) is rule
+
+
+def test_a_pause_that_nobody_told_is_noticed() -> None:
+    history = finished()
+    stepped(history, PolicySet, lambda _: ControlSaid(Pause(VERSION, "hooli", "")), adds=True)
+    assert judge(history) is Rule.AGREE
+
+
+def test_what_has_expired_and_is_taken_in_is_noticed() -> None:
+    history = finished()
+    policy_with(history, wait_ms_max=0)
+    assert judge(history) is Rule.EXPIRED
 
 
 def test_a_decision_that_skips_a_seal_is_noticed() -> None:

@@ -10,11 +10,12 @@ import pytest
 from simulation.__main__ import command, main
 from simulation.history import History
 from simulation.many import play
+from tests.support.strained import strained
 
 CHUNK = 20
 CHUNKS = 10
 #: Each of these found something once.
-KNOWN = (2, 4, 66, 211, 387, 655, 934, 1132)
+KNOWN = (2, 4, 66, 211, 267, 387, 655, 934, 1132)
 
 
 def chosen(given: str) -> list[int]:
@@ -52,6 +53,11 @@ def test_every_rule_holds_where_it_did_not_once() -> None:
     assert broken(list(KNOWN)) == ""
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_every_rule_holds_where_limits_are_always_near(seed: int) -> None:
+    strained(seed).run()
+
+
 def decisions(history: History) -> list[tuple[int, bytes]]:
     reader = history.fleet.log.reader()
     shards = history.fleet.policy.topology.shards
@@ -82,8 +88,11 @@ def test_histories_are_rich() -> None:
 
     assert faults == set(Fault)
     assert ends >= {"succeeded", "cancelled", "deadline", "expired", "attempts", "unknown_tenant"}
+    assert "waiting_limit" in ends
     for what in ("killed", "cut off", "joins", "stops", "hangs", "policy", "snapshot", "clock"):
         assert what in events
+    assert "is paused for" in events
+    assert "is resumed" in events
 
 
 def test_the_command_tells_a_history(capsys: pytest.CaptureFixture[str]) -> None:
