@@ -228,8 +228,8 @@ def _start(story: _Story, shard: int) -> tuple[State, list[BitMap64]]:
     except msgspec.DecodeError as error:
         raise RecoveryError(
             f"the snapshot at offset {story.snapshot_offset} can't be read: {error}. It was "
-            "changed, or another release wrote it: run that one, or start a new deployment under another "
-            "FAIRLANE_PREFIX."
+            "changed, or another release wrote it: run that one, or start a new deployment "
+            "under another FAIRLANE_PREFIX."
         ) from error
 
 

@@ -61,7 +61,6 @@ class Ring:
             if self.style == "looked at":
                 self.selector.following(3)
                 self.selector.peek()
-                self.selector.compact(1)
         return self.picks
 
     def step(self, action: str) -> None:
