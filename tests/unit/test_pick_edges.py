@@ -193,6 +193,35 @@ def test_another_weight_acts_from_the_next_grant_on() -> None:
     assert ring.dump_account(b.account)[:5] == [0, 90, 9, 0, 50]
 
 
+def test_a_turn_counts_the_grants_that_nobody_has_written_down_yet() -> None:
+    ring = DeficitRoundRobin()
+    a, b = Member(ring), Member(ring)
+    for member in (a, b):
+        ring.enter(member, 100, 0)
+    ring.charge(a, 60, 10)  # 40 are left, and its visit goes on
+    assert [ring.turn_of(a, cost) for cost in (40, 41, 51)] == [10, 11, 12]
+    assert [ring.turn_of(b, cost) for cost in (25, 90, 91, 100, 101)] == [10, 10, 10, 10, 11]
+    ring.charge(b, 100, 10)  # the pointer has passed a
+    assert [ring.turn_of(a, cost) for cost in (40, 50, 51)] == [11, 11, 12]
+    assert [ring.turn_of(b, cost) for cost in (0, 10, 11)] == [10, 11, 12]
+
+
+@pytest.mark.parametrize("make", [DeficitRoundRobin, VirtualTokenCounter])
+def test_a_turn_that_came_and_went_is_named_once(make: Callable[[], Any]) -> None:
+    """Its entry stands in the index twice: it is the one of before again."""
+    ring = make()
+    first, second, third = seated = [Member(ring) for _ in range(3)]
+    for member in seated:
+        ring.enter(member, 1, 0)
+    for member in (second, third):
+        for cost in (50, -50):
+            ring.borrow(member, cost)
+            ring.reprice(member, 1)
+    assert ring.following(9) == [second, third]
+    assert ring.following(1) == [second]
+    assert ring.peek()[0] is first
+
+
 def test_who_leaves_takes_the_grants_of_the_rounds_that_passed() -> None:
     ring = DeficitRoundRobin()
     a, b, c = (Member(ring) for _ in range(3))
