@@ -173,11 +173,14 @@ def _overtake(state: State, cycle: Cycle, ring: Ring, room: _Room, picked: list[
     selector = ring.base if ring.base.peek() is not None else ring.burst
     for member in selector.following(left):
         queue = _first_child(member)
+        seated = queue.seated
         while left and queue.count and len(cycle.steps) < STEPS_MAX:
             live = queue.head()
             is_ready = live.attempt == 0 and not _is_too_late(state, pool, live)
             if not is_ready or not room.fits(live) or not is_eligible(queue):
                 break
+            if member.seated is not selector or queue.seated is not seated:
+                break  # these picks brought it above what is guaranteed to it
             cost = queue.cost(live)
             inner = queue.seated if member is not queue else None
             if not selector.may_borrow(member, cost, pool.cost_max) or (

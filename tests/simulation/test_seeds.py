@@ -53,7 +53,7 @@ def test_every_rule_holds_where_it_did_not_once() -> None:
     assert broken(list(KNOWN)) == ""
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(8), 118, 161, 252])
 def test_every_rule_holds_where_limits_are_always_near(seed: int) -> None:
     strained(seed).run()
 
