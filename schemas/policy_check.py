@@ -33,8 +33,9 @@ BATCH_BYTES_MAX = RECORD_BYTES_MAX // 2
 BATCH_REQUESTS_MAX = 2_000
 #: A request must end before the log forgets it, with time to look at what happened.
 WAIT_MS_MAX = RETENTION_MS // 2
-#: The whole policy is one record; what the framing takes stays free.
-POLICY_BYTES_MAX = RECORD_BYTES_MAX - 10_000
+#: The whole policy is one record, and stands by value in a decision of each shard, beside
+#: what else a cycle read.
+POLICY_BYTES_MAX = 400_000
 #: Partitions of a topic: a broker serves thousands, a process reads this many with ease.
 PARTITIONS_MAX = 1_024
 #: Sums of costs stay far inside 64 bits, which other languages read.

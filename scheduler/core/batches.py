@@ -37,11 +37,16 @@ def _is_due(state: State, pool: PoolState) -> bool:
     """Enough waits for a whole batch, or the oldest has waited long enough."""
     if pool.waiting == 0:
         return False
-    endpoint = pool.endpoint
-    if pool.inputs >= endpoint.batch_requests or pool.tokens >= endpoint.batch_tokens:
+    if _is_full(pool):
         return True
     oldest_ms = pool.oldest_ms()
-    return oldest_ms is not None and state.now_ms - oldest_ms >= endpoint.batch_wait_ms
+    return oldest_ms is not None and state.now_ms - oldest_ms >= pool.endpoint.batch_wait_ms
+
+
+def _is_full(pool: PoolState) -> bool:
+    """A whole batch waits."""
+    endpoint = pool.endpoint
+    return pool.inputs >= endpoint.batch_requests or pool.tokens >= endpoint.batch_tokens
 
 
 def due_ms(state: State) -> int | None:
@@ -49,9 +54,11 @@ def due_ms(state: State) -> int | None:
 
     Pools without a free lane don't count: a worker's record will wake the scheduler.
     """
-    times = [until_ms for until_ms in state.pauses.values() if until_ms]
+    times = [until_ms for until_ms in state.pauses.values() if until_ms > 0]
     for pool in state.pools.values():
         if pool.waiting and pool.free_lane() is not None:
+            if _is_full(pool):
+                return state.now_ms
             oldest_ms = pool.oldest_ms()
             assert oldest_ms is not None, pool.name
             times.append(oldest_ms + pool.endpoint.batch_wait_ms)

@@ -42,7 +42,7 @@ from schemas.decisions import (
     WorkerSaid,
 )
 from schemas.policy import PolicyError, decode_policy
-from schemas.policy_check import check
+from schemas.policy_check import POLICY_BYTES_MAX, check
 from schemas.reasons import Reason
 from schemas.records import (
     VERSION,
@@ -51,8 +51,8 @@ from schemas.records import (
     WorkerRecord,
 )
 
-#: Bytes of a policy: it is recorded by value.
-POLICY_BYTES_MAX = 400_000
+#: Steps of one cycle that end, or queue again, what nobody has in hands: picks need room too.
+ENDS_MAX = 8_000
 #: First pause before another attempt after a worker died on a request; doubles each time.
 BACKOFF_MS = 100
 #: The longest.
@@ -176,8 +176,8 @@ def _flight_of(state: State, live: Live) -> tuple[str, int, int]:
 
 def _sweep(state: State, cycle: Cycle) -> None:
     """Decide about what is in nobody's hands: handed back, or not wanted by the policy."""
-    for key in list(state.returned):
-        if cycle.is_full:
+    for key in sorted(state.returned):
+        if len(cycle.steps) >= ENDS_MAX:
             return
         live = state.find(key)
         assert live is not None, key
@@ -206,7 +206,7 @@ def _timers(state: State, cycle: Cycle) -> None:
         bucket = state.timers[seconds[0]]
         bucket.sort(key=_by_key, reverse=True)  # the same order whatever came back late
         while bucket:
-            if cycle.is_full:
+            if len(cycle.steps) >= ENDS_MAX:
                 return
             live = bucket.pop()
             state.timed -= 1
@@ -222,7 +222,7 @@ def _timers(state: State, cycle: Cycle) -> None:
         if held_one.not_before_ms <= state.now_ms:
             take(state, cycle, Released(held_one.key))
     for (tenant, endpoint), until_ms in list(state.pauses.items()):
-        if 0 < until_ms <= state.now_ms:
+        if until_ms and until_ms <= state.now_ms:
             take(state, cycle, Unpaused(tenant, endpoint))
 
 

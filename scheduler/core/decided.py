@@ -14,8 +14,8 @@ from schemas.decisions import Ended, Step
 from schemas.reasons import Reason
 
 #: Steps of one cycle beside those that its inputs are: bounds the decision record (at most
-#: about 33 bytes a step, and half a record is left for what is recorded by value).
-STEPS_MAX = 12_000
+#: about 45 bytes a step, and half a record is left for what is recorded by value).
+STEPS_MAX = 10_000
 #: Bytes of bodies in one cycle's batches: bounds the transaction.
 BODY_BYTES_MAX = 32_000_000
 

@@ -18,6 +18,7 @@ from scheduler.core.queues import (
     why_not,
 )
 from scheduler.core.seats import (
+    attach,
     increment,
     join,
     limit,
@@ -99,6 +100,8 @@ def _change_pool(
         if ring.fairness is not spec.fairness or has_new_unit:
             _renew(state, ring, spec)
         ring.base.half_life_ms = ring.burst.half_life_ms = endpoint.half_life_ms
+        for family in ring.families.values():
+            family.base.half_life_ms = family.burst.half_life_ms = endpoint.half_life_ms
     pool.has_floors = any(ring.floor for ring in pool.rings.values())
 
 
@@ -129,13 +132,18 @@ def _renew(state: State, ring: Ring, spec: Pool) -> None:
 
 def _change_tenants(state: State, pool: PoolState) -> None:
     """Limits, weights and parents; who changes families takes a new seat."""
+    before = {use.tenant: use.parent for use in pool.uses.values()}
+    for use in pool.uses.values():
+        known = state.tenants.get(use.tenant)
+        if use.parent is not None and (known is None or known.parent != use.parent.tenant):
+            attach(use, None)
     for use in list(pool.uses.values()):
-        before = use.parent
         limit(state, pool, use)
+    for use in pool.uses.values():
         is_parent = use.tenant in state.parents
         for queue in use.queues:
             was_own = queue.family is not None and queue.family.use is use
-            if use.parent is not before or is_parent is not was_own:
+            if use.parent is not before.get(use.tenant) or is_parent is not was_own:
                 move(state, queue, None)
             join(state, queue)
     for ring in pool.rings.values():

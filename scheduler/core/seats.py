@@ -52,10 +52,12 @@ def limit(state: State, pool: PoolState, use: Use) -> None:
     """Set what the policy and the pauses say about a tenant in a pool."""
     tenant, endpoint = state.tenants.get(use.tenant), pool.endpoint
     use.is_paused = state.is_paused(use.tenant, endpoint.name)
-    if tenant is None:
-        return
     policy = state.policy
-    assert policy is not None
+    if tenant is None or policy is None:
+        use.guaranteed = use.most = use.waiting_most = NO_LIMIT
+        use.is_limited = False
+        attach(use, None)
+        return
     guaranteed = policy.in_flight(tenant, endpoint)
     waiting = policy.waiting(tenant, endpoint)
     burst = policy.burst(tenant, endpoint)
@@ -63,13 +65,22 @@ def limit(state: State, pool: PoolState, use: Use) -> None:
     use.most = NO_LIMIT if guaranteed is None else guaranteed + burst
     use.waiting_most = NO_LIMIT if waiting is None else waiting
     use.is_limited = guaranteed is not None
-    parent = use_of(state, pool, tenant.parent) if tenant.parent else None
-    if parent is not use.parent:
-        for member, sign in ((use.parent, -1), (parent, 1)):
-            if member is not None:
-                member.waiting += sign * use.waiting
-                member.in_flight += sign * use.in_flight
-        use.parent = parent
+    attach(use, use_of(state, pool, tenant.parent) if tenant.parent else None)
+
+
+def attach(use: Use, parent: Use | None) -> None:
+    """Make a tenant's requests count for a parent, and for no other any more.
+
+    Where several change at once, all are detached before any is attached: what a parent
+    passes on must not hold what has left it.
+    """
+    if parent is use.parent:
+        return
+    for member, sign in ((use.parent, -1), (parent, 1)):
+        if member is not None:
+            member.waiting += sign * use.waiting
+            member.in_flight += sign * use.in_flight
+    use.parent = parent
 
 
 def may_wait(state: State, tenant: str, endpoint: str) -> bool:
@@ -154,6 +165,8 @@ def move(state: State, queue: TenantQueue, wanted: Selector | None) -> None:
         wanted.reprice(queue, queue.cost(queue.head()))
     if family is not None:
         reseat_family(state, family)
+    elif not ring.waiting:
+        ring.credit = 0
 
 
 def reseat_family(state: State, family: Family) -> None:
@@ -169,6 +182,8 @@ def reseat_family(state: State, family: Family) -> None:
     if wanted is seated:
         if wanted is not None:
             wanted.reprice(family, cost)
+        elif not ring.waiting:
+            ring.credit = 0
         return
     if seated is not None:
         _add(ring, -family.count, -family.inputs, -family.tokens)
@@ -180,6 +195,8 @@ def reseat_family(state: State, family: Family) -> None:
         family.last = wanted
         wanted.enter(family, cost, state.now_ms)
         _add(ring, family.count, family.inputs, family.tokens)
+    if not ring.waiting:
+        ring.credit = 0
 
 
 def resume(queue: TenantQueue) -> None:
@@ -233,8 +250,6 @@ def _add(ring: Ring, count: int, inputs: int, tokens: int) -> None:
     pool.inputs += inputs
     pool.tokens += tokens
     pool.oldest = -1
-    if not ring.waiting:
-        ring.credit = 0
 
 
 def reseat_tenant(state: State, use: Use) -> None:

@@ -112,7 +112,7 @@ def test_the_largest_seat_is_no_counter_and_no_round() -> None:
 def test_what_is_new_has_had_nothing() -> None:
     drr, vtc, fifo = DeficitRoundRobin(), VirtualTokenCounter(), FirstInFirstOut()
     assert drr.dump_account(drr.account()) == [0, 0, 0, 0, 1, 0, 0, 0, 0]
-    assert vtc.dump_account(vtc.account()) == [0, 0, 0, 0, 1]
+    assert vtc.dump_account(vtc.account()) == [0, 0, 0, 0, 0, 0, 0, 1]
     assert fifo.dump_account(fifo.account()) == [0, 1]
     assert (drr.dump(), vtc.dump(), fifo.dump()) == ([1, 0, 1], [0, 0, 1], [])
     for ring in (drr, vtc, fifo):
@@ -265,9 +265,9 @@ def test_a_counter_beyond_a_record_is_dumped_in_two_and_a_turn_is_its_end() -> N
     ring.enter(member, 1, 0)
     assert ring.peek() == (member, 2**61 + 3)
     assert ring.turn_of(member, 1) == 2**61 + 3
-    assert ring.dump_account(member.account) == [5, 2**61 + 3, 0, 1, 10]
+    assert ring.dump_account(member.account) == [5, 2**61 + 3, 0, 0, 0, 0, 1, 10]
     again = ring.account()
-    ring.load_account(again, [5, 2**61 + 3, 4, 1, 10])
+    ring.load_account(again, [5, 2**61 + 3, 0, 0, 4, 0, 1, 10])
     assert (again.counter, again.rest) == (member.account.counter, 4)
     ring.leave(member, COST_MAX, 0)
     assert ring.dump() == [5, 2**61 + 3, 2]

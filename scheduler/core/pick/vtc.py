@@ -49,11 +49,15 @@ _STALE_MAX = 64
 class Counter:
     """What the selector keeps of one tenant in one ring."""
 
-    __slots__ = ("counter", "entry", "increment", "rest", "seat")
+    __slots__ = (
+        "counter", "counter_there", "entry", "increment", "rest", "rest_there", "seat",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.counter = 0  #: service over weight, scaled
         self.rest = 0  #: what the division by the weight left over, scaled
+        self.counter_there = 0  #: `counter` in the sister ring, see `cross`
+        self.rest_there = 0  #: likewise `rest`
         self.increment = 1  #: quantum * weight
         self.seat = 0  #: place among equals; 0: none
         self.entry = 0  #: index: its valid entry in the ring's heap; 0: none
@@ -76,7 +80,9 @@ class VirtualTokenCounter:
         return Counter()
 
     def cross(self, account: Counter) -> None:
-        """The member comes from the sister ring: nothing to do, entering lifts."""
+        """The member comes from the sister ring, whose counters are others."""
+        account.counter, account.counter_there = account.counter_there, account.counter
+        account.rest, account.rest_there = account.rest_there, account.rest
 
     def enter(self, member: Any, cost: int, now_ms: int) -> None:
         """Seat a member, lifted to the least of those who have work."""
@@ -185,7 +191,8 @@ class VirtualTokenCounter:
         """Another weight, from the next charge on."""
         account: Counter = member.account
         if increment != account.increment:
-            account.increment, account.rest = increment, 0
+            account.increment = increment
+            account.rest = account.rest_there = 0
 
     def _push(self, entry: int) -> None:
         heappush(self._heap, entry)
@@ -195,12 +202,16 @@ class VirtualTokenCounter:
 
     def dump_account(self, account: Counter) -> list[int]:
         """An account as it stands."""
-        return [*_split(account.counter), account.rest, account.seat, account.increment]
+        here, there = _split(account.counter), _split(account.counter_there)
+        rests = account.rest, account.rest_there
+        return [*here, *there, *rests, account.seat, account.increment]
 
     def load_account(self, account: Counter, dumped: list[int]) -> None:
         """Reverse `dump_account`."""
-        high, low, account.rest, account.seat, account.increment = dumped
+        high, low, high_there, low_there = dumped[:4]
+        account.rest, account.rest_there, account.seat, account.increment = dumped[4:]
         account.counter = high << _TURN_BITS | low
+        account.counter_there = high_there << _TURN_BITS | low_there
 
     def dump(self) -> list[int]:
         """The last counter and the next seat; the heap is derived."""
