@@ -80,11 +80,7 @@ class PlainRing:
             cancelled = min(member.credit, surcharge)
             member.credit -= cancelled
             surcharge -= cancelled
-        before = member.deficit
         member.deficit -= surcharge
-        capped = min(member.deficit, max(before, self.cost_max))
-        member.lost += member.deficit - capped
-        member.deficit = capped
         if not member.seat:
             self._keep(member)
 

@@ -92,10 +92,7 @@ class PlainRing:
             cancelled = min(surcharge, tenant.credit)
             tenant.credit -= cancelled
             surcharge -= cancelled
-        before = tenant.deficit
         tenant.deficit = max(tenant.deficit - surcharge, -self.debt_max)
-        if surcharge < 0:
-            tenant.deficit = min(tenant.deficit, max(before, self.cost_max))
         if tenant not in self.seated:
             self._keep(tenant)
 

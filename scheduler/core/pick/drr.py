@@ -235,10 +235,7 @@ class DeficitRoundRobin:
             cancelled = min(account.credit, surcharge)
             account.credit -= cancelled
             surcharge -= cancelled
-        before = account.deficit
-        account.deficit = max(before - surcharge, -debt_max)
-        if surcharge < 0:  # a refund saves up no more than one dearest request
-            account.deficit = min(account.deficit, max(before, cost_max))
+        account.deficit = max(account.deficit - surcharge, -debt_max)
         if not account.seat:
             _keep(account, cost_max)
 
