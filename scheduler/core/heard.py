@@ -40,7 +40,7 @@ def worker_said(state: State, step: WorkerSaid) -> None:
                 live = live_of(state, step, key, Status.DISPATCHED)
                 if flight.started:
                     live.remember().attempt += 1
-                _settle(state, live.queue, flight, -cost)
+                _settle(state, live.queue, flight, [-cost])
                 set_aside(state, live)
                 land(state, live.queue.use)
 
@@ -51,7 +51,7 @@ def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
         raise StateMismatchError(state, step, "its requests are not those of the batch")
     unit = flight.unit
     shares = _shares(record.outcomes) if unit is CostModel.ADAPTIVE else ()
-    surcharges: dict[TenantQueue, int] = {}
+    surcharges: dict[TenantQueue, list[int]] = {}
     taught: dict[Use, None] = {}
     for number, (key, cost) in enumerate(flight.charged):
         outcome = record.outcomes[number]
@@ -60,14 +60,14 @@ def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
         service_ms = shares[number] if shares else 0
         surcharge = true_cost(unit, cost, outcome, service_ms) - cost
         if surcharge:
-            surcharges[queue] = surcharges.get(queue, 0) + surcharge
+            surcharges.setdefault(queue, []).append(surcharge)
         if service_ms and outcome.end is End.SUCCEEDED:
             learn(queue, live, service_ms)
             taught[queue.use] = None
         close(state, live)
         land(state, queue.use)
-    for queue, surcharge in surcharges.items():  # once a tenant: its turn is computed once
-        _settle(state, queue, flight, surcharge)
+    for queue, posted in surcharges.items():  # a tenant at a time: its turn is computed once
+        _settle(state, queue, flight, posted)
     for use in taught:
         reseat_tenant(state, use)
     forget(state)
@@ -85,10 +85,10 @@ def _shares(outcomes: Sequence[Outcome]) -> list[int]:
     return [outcome.usage.service_ms * outcome.usage.tokens // total for outcome in outcomes]
 
 
-def _settle(state: State, queue: TenantQueue, flight: Flight, surcharge: int) -> None:
+def _settle(state: State, queue: TenantQueue, flight: Flight, surcharges: list[int]) -> None:
     """Settle in the unit of the charge, or not at all."""
     if queue.ring is not None and queue.ring.pool.unit is flight.unit:
-        settle(state, queue, surcharge)
+        settle(state, queue, surcharges)
 
 
 def _land(state: State, step: Step, lane: Lane, number: int) -> Flight:

@@ -269,17 +269,19 @@ def forget(state: State) -> None:
 # --- costs
 
 
-def settle(state: State, queue: TenantQueue, surcharge: int) -> None:
-    """Post the difference of true and estimated cost to the tenant's account, and its parent's."""
+def settle(state: State, queue: TenantQueue, surcharges: list[int]) -> None:
+    """Post differences of true and estimated cost to the tenant's account, and its parent's."""
     ring, family = queue.ring, queue.family
-    if surcharge == 0 or ring is None:
+    if ring is None:
         return
     pool, now_ms = ring.pool, state.now_ms
     selector = queue.seated or (family or ring).base
-    selector.settle(queue, surcharge, pool.debt_max, pool.cost_max, now_ms)
+    for surcharge in surcharges:
+        selector.settle(queue, surcharge, pool.debt_max, pool.cost_max, now_ms)
     if family is not None:
         selector = family.seated or ring.base
-        selector.settle(family, surcharge, pool.debt_max, pool.cost_max, now_ms)
+        for surcharge in surcharges:
+            selector.settle(family, surcharge, pool.debt_max, pool.cost_max, now_ms)
     if queue.seated is not None:
         reseat(state, queue)
     elif family is not None and family.seated is not None:
