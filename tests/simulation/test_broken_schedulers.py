@@ -334,8 +334,8 @@ def test_a_defect_is_found_under_strain(
 def forgets_a_refund(patch: Patch) -> None:
     settle: Any = vars(heard)["_settle"]
 
-    def changed(state: Any, queue: Any, flight: Any, surcharge: int) -> None:
-        settle(state, queue, flight, max(0, surcharge))
+    def changed(state: Any, queue: Any, flight: Any, surcharges: list[int]) -> None:
+        settle(state, queue, flight, [max(0, surcharge) for surcharge in surcharges])
 
     patch.setattr(heard, "_settle", changed)
 
@@ -343,8 +343,9 @@ def forgets_a_refund(patch: Patch) -> None:
 def refunds_twice(patch: Patch) -> None:
     settle: Any = vars(heard)["_settle"]
 
-    def changed(state: Any, queue: Any, flight: Any, surcharge: int) -> None:
-        settle(state, queue, flight, 2 * surcharge if surcharge < 0 else surcharge)
+    def changed(state: Any, queue: Any, flight: Any, surcharges: list[int]) -> None:
+        twice = [2 * surcharge if surcharge < 0 else surcharge for surcharge in surcharges]
+        settle(state, queue, flight, twice)
 
     patch.setattr(heard, "_settle", changed)
 
