@@ -7,21 +7,14 @@ a reason, anything else a fault that names its place; reading goes on.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.core.arrivals import (
-    Arrival,
-)
+from scheduler.core.arrivals import Arrival
 from scheduler.core.cycle import Inputs, RequestRange
 from scheduler.core.state import State
 from schemas.codec import DecodeError, decode_header, decode_value, passed_through
 from schemas.log import Log, Partition, Reader, Record
 from schemas.policy import PolicyError, decode_policy
 from schemas.reasons import Reason
-from schemas.records import (
-    ControlRecord,
-    Finished,
-    Request,
-    WorkerRecord,
-)
+from schemas.records import ControlRecord, Finished, Request, WorkerRecord
 from schemas.topics import Topics
 
 #: Records taken in one cycle; the rest wait in the client's queue.

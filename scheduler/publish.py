@@ -7,32 +7,16 @@ request that the scheduler itself ended, and `dead` for what could not be served
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from scheduler.core.arrivals import (
-    Arrival,
-)
-from scheduler.core.decided import (
-    BatchOut,
-    Cycle,
-)
+from scheduler.core.arrivals import Arrival
+from scheduler.core.decided import BatchOut, Cycle
 from scheduler.core.state import State
 from scheduler.core.tenants import Live
 from scheduler.inputs import Body, Fault
 from schemas.codec import HEADER, header, join
-from schemas.decisions import (
-    Decision,
-)
+from schemas.decisions import Decision
 from schemas.log import Headers, TooLargeError, check_record
 from schemas.reasons import TABLE, Reason
-from schemas.records import (
-    VERSION,
-    Batch,
-    BatchCancel,
-    Dead,
-    End,
-    Item,
-    Result,
-    unpack_key,
-)
+from schemas.records import VERSION, Batch, BatchCancel, Dead, End, Item, Result, unpack_key
 from schemas.topics import Topics, bucket
 
 #: Reasons whose originals go to `dead` as well: somebody has to look at them.

@@ -13,28 +13,15 @@ from dataclasses import dataclass, field
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.apply import (
-    apply,
-)
-from scheduler.core.arrivals import (
-    Arrival,
-)
-from scheduler.core.mismatch import (
-    StateMismatchError,
-)
+from scheduler.core.apply import apply
+from scheduler.core.arrivals import Arrival
+from scheduler.core.mismatch import StateMismatchError
 from scheduler.core.snapshot import fill, finish_filling, load
 from scheduler.core.state import State
 from scheduler.inputs import Body, read_request
 from scheduler.ports import Notes
 from schemas.codec import DecodeError, chain, decode_header, decode_value
-from schemas.decisions import (
-    Arrived,
-    Chain,
-    Decision,
-    DecisionRecord,
-    SnapshotChunk,
-    TopicMet,
-)
+from schemas.decisions import Arrived, Chain, Decision, DecisionRecord, SnapshotChunk, TopicMet
 from schemas.log import Bounds, Log, Partition, Record, UnavailableError
 from schemas.topics import Topics
 

@@ -6,9 +6,7 @@ A group on `decisions` decides who owns which shard; the shard's transactional i
 
 from contextlib import suppress
 
-from scheduler.core.mismatch import (
-    StateMismatchError,
-)
+from scheduler.core.mismatch import StateMismatchError
 from scheduler.ports import Clock, Meter, Notes
 from scheduler.recovery import RecoveryError
 from scheduler.shard import Shard

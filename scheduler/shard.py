@@ -7,15 +7,9 @@ mismatch) drops the state: the log can rebuild it.
 
 from collections.abc import Callable, Sequence
 
-from scheduler.core.batches import (
-    due_ms,
-)
-from scheduler.core.cycle import (
-    run_cycle,
-)
-from scheduler.core.decided import (
-    Cycle,
-)
+from scheduler.core.batches import due_ms
+from scheduler.core.cycle import run_cycle
+from scheduler.core.decided import Cycle
 from scheduler.core.snapshot import dump
 from scheduler.core.state import State
 from scheduler.inputs import Body, Fault, InputReader, Taken
@@ -23,10 +17,7 @@ from scheduler.ports import Clock, Meter, Notes
 from scheduler.publish import Outgoing, Publisher, decision_of
 from scheduler.recovery import RecoveryError, recover
 from schemas.codec import chain, encode, header
-from schemas.decisions import (
-    Chain,
-    SnapshotChunk,
-)
+from schemas.decisions import Chain, SnapshotChunk
 from schemas.log import (
     AbortedError,
     Commit,
@@ -38,9 +29,7 @@ from schemas.log import (
     TransactionalProducer,
     UnavailableError,
 )
-from schemas.records import (
-    VERSION,
-)
+from schemas.records import VERSION
 from schemas.topics import Topics
 
 #: Certain aborts of one cycle before the shard is rebuilt.

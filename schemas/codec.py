@@ -15,11 +15,7 @@ from msgspec import DecodeError as _MsgpackError
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from schemas.decisions import (
-    Chain,
-    Decision,
-    SnapshotChunk,
-)
+from schemas.decisions import Chain, Decision, SnapshotChunk
 from schemas.log import Headers, Record
 from schemas.reasons import Reason
 from schemas.records import (

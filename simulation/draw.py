@@ -12,16 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from schemas.policy import (
-    CostModel,
-    Endpoint,
-    Fairness,
-    Policy,
-    Pool,
-    Tenant,
-    Tier,
-    Topology,
-)
+from schemas.policy import CostModel, Endpoint, Fairness, Policy, Pool, Tenant, Tier, Topology
 from schemas.policy_check import check
 from simulation import tenants
 from simulation.door import Arrival

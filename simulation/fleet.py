@@ -20,14 +20,7 @@ from schemas.policy import Policy
 from schemas.records import Pause, Result, Resume
 from schemas.topics import Topics
 from simulation.door import Arrival, Door, Place
-from simulation.process import (
-    At,
-    Fleetmate,
-    Ground,
-    Process,
-    SchedulerProcess,
-    WorkerProcess,
-)
+from simulation.process import At, Fleetmate, Ground, Process, SchedulerProcess, WorkerProcess
 from simulation.process_log import Call, Killed
 from simulation.world import EPOCH_MS, TURNS_MAX, Served, Silence, VirtualClock
 from workers.engine import EngineBatch

@@ -14,10 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from schemas.codec import DecodeError, batch_bodies, decode_header, decode_value
-from schemas.decisions import (
-    Decision,
-    DecisionRecord,
-)
+from schemas.decisions import Decision, DecisionRecord
 from schemas.log import Log, Partition, Reader, Record
 from schemas.policy import Policy
 from schemas.records import (

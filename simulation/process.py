@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from adapters.memory import CommitFault, MemoryLog
-from scheduler.core.batches import (
-    due_ms,
-)
+from scheduler.core.batches import due_ms
 from scheduler.service import Scheduler
 from schemas.topics import Topics
 from simulation.process_log import Call, ProcessLog

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from adapters.memory import MemoryLog
-from scheduler.core.batches import (
-    due_ms,
-)
+from scheduler.core.batches import due_ms
 from scheduler.core.snapshot import dump
 from scheduler.service import Scheduler
 from schemas.codec import decode_header

@@ -12,25 +12,10 @@ from scheduler.core.arrivals import Arrival, admit, find_queue, move_on, refuse
 from scheduler.core.heard import worker_said
 from scheduler.core.mismatch import StateMismatchError, lane_of, live_of
 from scheduler.core.pick.tier import credits_after
-from scheduler.core.queues import (
-    close,
-    dequeue,
-    enqueue,
-    hold,
-    pick,
-    unhold,
-)
+from scheduler.core.queues import close, dequeue, enqueue, hold, pick, unhold
 from scheduler.core.repolicy import set_policy
-from scheduler.core.seats import (
-    limit,
-    reseat_tenant,
-)
-from scheduler.core.state import (
-    CANCELS_MAX,
-    Flight,
-    Ring,
-    State,
-)
+from scheduler.core.seats import limit, reseat_tenant
+from scheduler.core.state import CANCELS_MAX, Flight, Ring, State
 from scheduler.core.tenants import Live, Status
 from schemas.decisions import (
     Arrived,
@@ -47,13 +32,7 @@ from schemas.decisions import (
     Unpaused,
     WorkerSaid,
 )
-from schemas.records import (
-    Cancel,
-    ControlRecord,
-    Pause,
-    Resume,
-    pack_key,
-)
+from schemas.records import Cancel, ControlRecord, Pause, Resume, pack_key
 
 #: Pauses that are remembered; more are not made.
 PAUSES_MAX = 100_000

@@ -3,24 +3,10 @@
 from typing import NamedTuple
 
 from scheduler.core.pick.order import order
-from scheduler.core.queues import (
-    enqueue,
-    forget,
-    hold,
-    remember,
-)
+from scheduler.core.queues import enqueue, forget, hold, remember
 from scheduler.core.seats import queue_of
-from scheduler.core.state import (
-    RECENT_MAX,
-    Part,
-    State,
-    estimate,
-)
-from scheduler.core.tenants import (
-    OFFSET_BITS,
-    Live,
-    TenantQueue,
-)
+from scheduler.core.state import RECENT_MAX, Part, State, estimate
+from scheduler.core.tenants import OFFSET_BITS, Live, TenantQueue
 from schemas.policy_check import INPUTS_MAX
 from schemas.reasons import Reason
 from schemas.records import Request, pack_key

@@ -93,7 +93,7 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
     """Pick until the batch is full, nothing is ready, or the next does not fit.
 
     What does not fit is the first of the next batch: nothing but this one's rest is given
-    to others before it. One loop, without calls where none is needed: a pick's path.
+    to others before it.
     """
     room = _Room(pool)
     picked: list[Live] = []
@@ -112,24 +112,20 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
             queue, inner_turn = member.peek()
             inner_seat = queue.account.seat
         live = queue.head()
-        packed, size = live.order, live.size
+        packed = live.order
         if packed & DEADLINE_BITS != DEADLINE_BITS and _is_too_late(state, pool, live):
             end(state, cycle, live, Reason.DEADLINE)
             continue
         alone = live.past is not None and live.past.attempt  # it may have killed its worker
-        if picked and (
-            live.inputs > room.inputs or live.tokens > room.tokens or size > room.size or alone
-        ):
+        if picked and (alone or not room.fits(live)):
             _overtake(state, cycle, ring, room, picked)
             break
         step = Picked(packed & KEY_MASK, queue.cost(live), turn, seat, inner_turn, inner_seat)
         picked_now(state, step, live)
         steps.append(step)
         picked.append(live)
-        room.inputs -= live.inputs
-        room.tokens -= live.tokens
-        room.size -= size
-        cycle.body_bytes += size
+        room.take(live)
+        cycle.body_bytes += live.size
         if alone:
             break
     return picked

@@ -15,18 +15,10 @@ from dataclasses import dataclass, field
 from heapq import heappop
 
 from scheduler.core.apply import find_live
-from scheduler.core.arrivals import (
-    Arrival,
-    admit,
-    find_queue,
-    move_on,
-    refuse,
-)
+from scheduler.core.arrivals import Arrival, admit, find_queue, move_on, refuse
 from scheduler.core.batches import fill_batches
 from scheduler.core.decided import Cycle, end, take
-from scheduler.core.queues import (
-    why_not,
-)
+from scheduler.core.queues import why_not
 from scheduler.core.seats import may_wait
 from scheduler.core.state import UNKNOWN_MAX, Part, State
 from scheduler.core.tenants import Live, Status, TenantQueue
@@ -44,12 +36,7 @@ from schemas.decisions import (
 from schemas.policy import PolicyError, decode_policy
 from schemas.policy_check import POLICY_BYTES_MAX, check
 from schemas.reasons import Reason
-from schemas.records import (
-    VERSION,
-    Cancel,
-    ControlRecord,
-    WorkerRecord,
-)
+from schemas.records import VERSION, Cancel, ControlRecord, WorkerRecord
 
 #: Steps of one cycle that end, or queue again, what nobody has in hands: picks need room too.
 ENDS_MAX = 8_000

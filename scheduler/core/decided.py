@@ -2,12 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from scheduler.core.apply import (
-    apply,
-)
-from scheduler.core.arrivals import (
-    Arrival,
-)
+from scheduler.core.apply import apply
+from scheduler.core.arrivals import Arrival
 from scheduler.core.state import State
 from scheduler.core.tenants import Live
 from schemas.decisions import Ended, Step

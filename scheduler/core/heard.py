@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 
 from scheduler.core.mismatch import StateMismatchError, lane_of, live_of
-from scheduler.core.queues import (
-    close,
-    forget,
-    land,
-    learn,
-    set_aside,
-    settle,
-    true_cost,
-)
+from scheduler.core.queues import close, forget, land, learn, set_aside, settle, true_cost
 from scheduler.core.seats import reseat_tenant
 from scheduler.core.state import Flight, Lane, State
 from scheduler.core.tenants import Status, TenantQueue, Use

@@ -8,21 +8,8 @@ from heapq import heappop, heappush
 
 from scheduler.core.pick.order import KEY_MASK
 from scheduler.core.seats import in_flight_changed, reseat, reseat_family
-from scheduler.core.state import (
-    RECENT_MAX,
-    RECENT_MS,
-    State,
-    estimate,
-    is_eligible,
-)
-from scheduler.core.tenants import (
-    OFFSET_BITS,
-    OFFSET_MASK,
-    Live,
-    Status,
-    TenantQueue,
-    Use,
-)
+from scheduler.core.state import RECENT_MAX, RECENT_MS, State, estimate, is_eligible
+from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status, TenantQueue, Use
 from schemas.policy import CostModel
 from schemas.reasons import Reason
 from schemas.records import End, Outcome

@@ -87,9 +87,9 @@ def may_wait(state: State, tenant: str, endpoint: str) -> bool:
     """Whether one more request of a tenant may wait; changes nothing."""
     served = state.endpoints[endpoint]
     uses = state.pools[served.pool].uses
-    known = state.tenants.get(tenant)
-    while known is not None:
-        most = known.waiting.get(endpoint, served.waiting)
+    policy, known = state.policy, state.tenants.get(tenant)
+    while policy is not None and known is not None:
+        most = policy.waiting(known, served)
         use = uses.get(known.name)
         if most is not None and (use.waiting if use else 0) >= most:
             return False
@@ -119,7 +119,6 @@ def family_of(state: State, ring: Ring, root: Use) -> Family:
     family = ring.families.get(root.tenant)
     if family is None:
         base, burst = ring.new_selector(), ring.new_selector()
-        base.half_life_ms = burst.half_life_ms = ring.pool.endpoint.half_life_ms
         family = ring.families[root.tenant] = Family(ring, root, base, burst)
         family.account = ring.base.account()
         root.families.append(family)

@@ -13,25 +13,10 @@ from typing import cast
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.arrivals import (
-    Arrival,
-    new_live,
-)
+from scheduler.core.arrivals import Arrival, new_live
 from scheduler.core.pick import Selector
-from scheduler.core.queues import (
-    enqueue,
-    hold,
-    launched,
-    set_aside,
-)
-from scheduler.core.seats import (
-    family_of,
-    join,
-    limit,
-    queue_of,
-    resume,
-    resume_family,
-)
+from scheduler.core.queues import enqueue, hold, launched, set_aside
+from scheduler.core.seats import family_of, join, limit, queue_of, resume, resume_family
 from scheduler.core.state import Flight, Lane, Part, PoolState, Ring, State
 from scheduler.core.tenants import Family, Status, TenantQueue, Use
 from schemas.policy import CostModel, Endpoint, Fairness
@@ -281,8 +266,6 @@ def _load_ring(state: State, pool: PoolState, dumped: _Ring) -> None:
         join(state, queue)
         ring.base.load_account(queue.account, dumped_queue.account)
         queue.last = _at(queue.family or ring, dumped_queue.last)
-    for selector in (ring.base, ring.burst):
-        selector.half_life_ms = pool.endpoint.half_life_ms
 
 
 def _at(home: Ring | Family, last: int) -> Selector | None:

@@ -72,8 +72,8 @@ class Ring:
         self.fairness = fairness
         self.queues: dict[str, TenantQueue] = {}
         self.families: dict[str, Family] = {}
-        self.base: Selector = _SELECTORS[fairness]()
-        self.burst: Selector = _SELECTORS[fairness]()
+        self.base = self.new_selector()
+        self.burst = self.new_selector()
         self.floor = 0  #: percent of what is picked that is the tier's while it has work
         self.credit = 0  #: what it earned of that, in hundredths of cost
         self.active: dict[str, TenantQueue] = {}  #: index: queues that hold anything to pick
@@ -82,6 +82,7 @@ class Ring:
     def new_selector(self) -> Selector:
         """Another selector of the ring's kind."""
         made: Selector = _SELECTORS[self.fairness]()
+        made.half_life_ms = self.pool.endpoint.half_life_ms
         return made
 
     def peek(self) -> tuple[TenantQueue | Family, int] | None:

@@ -40,6 +40,7 @@ SUITES = {
     f"{_PICKERS}/drr.py": ("tests/property/test_drr.py", f"{_PICK}two_levels.py", *_EVERY),
     f"{_PICKERS}/vtc.py": (f"{_PICK}vtc.py", *_EVERY),
     f"{_PICKERS}/fifo.py": _EVERY,
+    f"{_PICKERS}/turns.py": ("tests/property/test_drr.py", *_EVERY),
     f"{_PICKERS}/tier.py": (f"{_PICK}tier.py", _EDGES),
     f"{_PICKERS}/order.py": (f"{_PICK}order.py", _EDGES),
     f"{_CORE}/apply.py": _APPLY,

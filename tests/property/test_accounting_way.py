@@ -16,13 +16,7 @@ from accounting.shelf import Shelf
 from schemas.codec import decode_bytes, encode
 from schemas.log import Partition, Record
 from schemas.usage import UsageSum, Window
-from tests.support.accounting import (
-    BEFORE_MIDNIGHT_MS,
-    expected,
-    finished,
-    record,
-    tokens,
-)
+from tests.support.accounting import BEFORE_MIDNIGHT_MS, expected, finished, record, tokens
 
 
 class Told:

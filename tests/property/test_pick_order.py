@@ -5,14 +5,7 @@ from fractions import Fraction
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduler.core.pick.order import (
-    KEY_MASK,
-    arrived_of,
-    deadline_of,
-    key_of,
-    order,
-    priority_of,
-)
+from scheduler.core.pick.order import KEY_MASK, arrived_of, deadline_of, key_of, order, priority_of
 
 DAY_MS = 86_400_000
 priorities = st.integers(0, 999)

@@ -8,14 +8,7 @@ import pytest
 
 from scheduler.recovery import RecoveryError
 from schemas.codec import chain, decode_header, decode_value, encode, header
-from schemas.decisions import (
-    Chain,
-    Decision,
-    DecisionRecord,
-    Picked,
-    Sealed,
-    SnapshotChunk,
-)
+from schemas.decisions import Chain, Decision, DecisionRecord, Picked, Sealed, SnapshotChunk
 from schemas.log import Record
 from simulation.world import Workers, World
 from tests.simulation.test_crashes import traffic

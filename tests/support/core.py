@@ -2,17 +2,9 @@
 
 from itertools import count
 
-from scheduler.core.arrivals import (
-    Arrival,
-)
-from scheduler.core.cycle import (
-    Inputs,
-    RequestRange,
-    run_cycle,
-)
-from scheduler.core.decided import (
-    Cycle,
-)
+from scheduler.core.arrivals import Arrival
+from scheduler.core.cycle import Inputs, RequestRange, run_cycle
+from scheduler.core.decided import Cycle
 from scheduler.core.state import State
 from schemas.policy import Policy, encode_policy
 from schemas.records import (

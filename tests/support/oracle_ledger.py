@@ -21,16 +21,7 @@ from dataclasses import dataclass, field
 from scheduler.core.apply import apply
 from scheduler.core.arrivals import Arrival
 from scheduler.core.state import State
-from schemas.decisions import (
-    Arrived,
-    Ended,
-    Picked,
-    Released,
-    Requeued,
-    Sealed,
-    Step,
-    WorkerSaid,
-)
+from schemas.decisions import Arrived, Ended, Picked, Released, Requeued, Sealed, Step, WorkerSaid
 from schemas.policy import Policy
 from schemas.records import Finished, HandedBack, pack_key
 from tests.support.core import Core

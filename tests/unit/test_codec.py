@@ -20,11 +20,7 @@ from schemas.codec import (
     join,
     passed_through,
 )
-from schemas.decisions import (
-    Chain,
-    Decision,
-    SnapshotChunk,
-)
+from schemas.decisions import Chain, Decision, SnapshotChunk
 from schemas.log import Record
 from schemas.reasons import Reason
 from schemas.records import (

@@ -51,7 +51,8 @@ def test_stale_entries_are_64_beside_three_a_member(make: Callable[[], Any], mem
     longest = 0
     for number in range(500):
         push_back(ring, seated[1 + number * 5 % (members - 1)])
-        longest = max(longest, len(ring._heap))
+        held = len(ring._heap) if make is FirstInFirstOut else ring.turns.held
+        longest = max(longest, held)
         chosen = ring.peek()
         assert chosen is not None
         assert chosen[0] is seated[0]

@@ -5,19 +5,11 @@ from typing import Any
 import pytest
 
 from scheduler.core.cycle import Inputs
-from scheduler.core.mismatch import (
-    StateMismatchError,
-)
+from scheduler.core.mismatch import StateMismatchError
 from scheduler.core.state import State
-from schemas.decisions import (
-    Ended,
-)
+from schemas.decisions import Ended
 from schemas.policy import encode_policy
-from schemas.records import (
-    VERSION,
-    Finished,
-    Seen,
-)
+from schemas.records import VERSION, Finished, Seen
 from tests.support.core import NOW_MS, Core, ended, ids, tenants
 from tests.support.policies import embed_policy
 

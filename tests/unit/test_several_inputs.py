@@ -17,14 +17,10 @@ from scheduler.core import snapshot
 from scheduler.core.cycle import Inputs as Read
 from scheduler.core.cycle import run_cycle
 from schemas import codec
-from schemas.decisions import (
-    Picked,
-)
+from schemas.decisions import Picked
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier, encode_policy
 from schemas.policy_check import INPUTS_MAX, check
-from schemas.records import (
-    Request,
-)
+from schemas.records import Request
 from tests.support.core import Core
 from tests.support.door import Clock, Door, door
 from tests.support.plain_drr import PlainRing, PlainTenant

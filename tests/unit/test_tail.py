@@ -8,16 +8,9 @@ from msgspec import Struct
 from adapters.memory import MemoryLog
 from fairlane.tail import UnknownTopicError, as_dict, as_json, as_text, full_name, records
 from schemas.codec import encode, header
-from schemas.decisions import (
-    Chain,
-    Decision,
-)
+from schemas.decisions import Chain, Decision
 from schemas.log import Record, TopicSpec
-from schemas.records import (
-    Request,
-    Seen,
-    Started,
-)
+from schemas.records import Request, Seen, Started
 from schemas.topics import Topics
 from tests.support.record_samples import SAMPLES, kind_of
 

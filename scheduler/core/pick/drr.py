@@ -52,19 +52,14 @@ Unit of fairness: the cost model's unit. Trade-off: a small quantum serves in sm
 This file knows nothing of tiers, of requests' order, of clocks or logs.
 """
 
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
+
+from scheduler.core.pick.turns import Turns
 
 #: Idle time after which a debt is halved, unless the policy says otherwise.
 HALF_LIFE_MS = 60_000
 #: A debt that was halved so often is nothing; a larger shift would only take time.
 _HALVINGS_MAX = 64
-#: An entry of the heap is one integer, round and seat: enough for a million returns a
-#: second in nine years, and nothing but integers is compared.
-_SEAT_BITS = 48
-_SEAT_MASK = (1 << _SEAT_BITS) - 1
-#: Stale entries that the heap may hold, beside three a member.
-_STALE_MAX = 64
 
 
 class Account:
@@ -91,15 +86,14 @@ class Account:
 class DeficitRoundRobin:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "_members", "half_life_ms", "next_seat", "round", "seat")
+    __slots__ = ("half_life_ms", "next_seat", "round", "seat", "turns")
 
     def __init__(self) -> None:
         self.half_life_ms = HALF_LIFE_MS
         self.round = 1  #: the round the pointer is in
         self.seat = 0  #: the seat the pointer stands on
         self.next_seat = 1
-        self._heap: list[int] = []  # (round, seat) as one integer; some are stale
-        self._members: dict[int, Any] = {}  # who is seated, by seat
+        self.turns = Turns()  #: index: in which round each member is served
 
     def account(self) -> Account:
         """Make an account."""
@@ -126,42 +120,24 @@ class DeficitRoundRobin:
         """Its head is another one now, or its account changed: compute its turn anew."""
         account: Account = member.account
         self._catch_up(account)
-        self._put(member, account, self.turn_of(member, cost))
+        self.turns.put(member, self.turn_of(member, cost))
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """Take the seat of a member that has nothing eligible any more."""
         account: Account = member.account
         self._catch_up(account)
         _keep(account, cost_max)
-        self._members.pop(account.seat, None)
         account.left = account.seat
-        account.seat = account.entry = 0
+        self.turns.drop(member)
         account.idle_since_ms = now_ms
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose turn it is, and in which round; changes nothing."""
-        heap = self._heap
-        while heap:
-            entry = heap[0]
-            member = self._members.get(entry & _SEAT_MASK)
-            if member is not None and member.account.entry == entry:
-                return member, entry >> _SEAT_BITS
-            heappop(heap)
-        return None
+        return self.turns.first()
 
     def following(self, limit: int) -> list[Any]:
         """The next members after the first, in order, at most `limit`; changes nothing."""
-        heap, members = self._heap, self._members
-        taken: list[int] = []
-        while heap and len(taken) <= limit:
-            entry = heappop(heap)
-            member = members.get(entry & _SEAT_MASK)
-            is_valid = member is not None and member.account.entry == entry
-            if is_valid and (not taken or taken[-1] != entry):
-                taken.append(entry)
-        for entry in taken:
-            heappush(heap, entry)
-        return [members[entry & _SEAT_MASK] for entry in taken[1:]]
+        return self.turns.following(limit)
 
     def turn_of(self, member: Any, cost: int) -> int:
         """Round in which a seated member's head of this cost is served; changes nothing."""
@@ -193,17 +169,10 @@ class DeficitRoundRobin:
         deficit = account.deficit + (turn - account.granted) * increment - cost
         account.deficit = deficit
         account.granted = self.round = turn
-        self.seat = seat = account.seat
+        self.seat = account.seat
         if next_cost > deficit:
             turn -= (deficit - next_cost) // increment
-        entry = turn << _SEAT_BITS | seat
-        before = account.entry
-        if entry != before:
-            account.entry = entry
-            if self._heap[0] == before:
-                heapreplace(self._heap, entry)
-            else:
-                self._push(entry)
+        self.turns.put(member, turn)
 
     def borrow(self, member: Any, cost: int) -> None:
         """A pick before the member's turn: it pays, the pointer stays.
@@ -257,25 +226,6 @@ class DeficitRoundRobin:
         if passed > account.granted:
             account.deficit += (passed - account.granted) * account.increment
             account.granted = passed
-
-    def _put(self, member: Any, account: Account, turn: int) -> None:
-        entry = turn << _SEAT_BITS | account.seat
-        before = account.entry
-        if entry == before:
-            return
-        account.entry = entry
-        if not before:
-            self._members[account.seat] = member
-        elif self._heap[0] == before:
-            heapreplace(self._heap, entry)
-            return
-        self._push(entry)
-
-    def _push(self, entry: int) -> None:
-        heappush(self._heap, entry)
-        if len(self._heap) > _STALE_MAX + 4 * len(self._members):
-            self._heap = [member.account.entry for member in self._members.values()]
-            heapify(self._heap)
 
     def dump_account(self, account: Account) -> list[int]:
         """An account in canonical form: the grants implied so far are in it."""

@@ -31,19 +31,15 @@ and a counter has no meaning of its own in an explanation.
 This file knows nothing of tiers, of requests' order, of clocks or logs.
 """
 
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
+
+from scheduler.core.pick.turns import Turns
 
 #: Fraction bits of a counter: costs of 1 stay apart at the largest quantum times weight.
 _FRACTION_BITS = 40
 #: A counter grows without end, a recorded number has 63 bits.
 _TURN_BITS = 62
 _TURN_MASK = (1 << _TURN_BITS) - 1
-#: An entry of the heap is one integer, counter and seat.
-_SEAT_BITS = 48
-_SEAT_MASK = (1 << _SEAT_BITS) - 1
-#: Stale entries that the heap may hold, beside three a member.
-_STALE_MAX = 64
 
 
 class Counter:
@@ -66,14 +62,13 @@ class Counter:
 class VirtualTokenCounter:
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("_heap", "_members", "half_life_ms", "last", "next_seat")
+    __slots__ = ("half_life_ms", "last", "next_seat", "turns")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
         self.last = 0  #: counter of the member that left last
         self.next_seat = 1
-        self._heap: list[int] = []  # (counter, seat) as one integer; some are stale
-        self._members: dict[int, Any] = {}  # who is seated, by seat
+        self.turns = Turns()  #: index: the counter of each member
 
     def account(self) -> Counter:
         """Make a counter."""
@@ -88,7 +83,8 @@ class VirtualTokenCounter:
         """Seat a member, lifted to the least of those who have work."""
         del now_ms
         account: Counter = member.account
-        least = self.last if self.peek() is None else self._heap[0] >> _SEAT_BITS
+        first = self.turns.first()
+        least = self.last if first is None else first[1]
         if account.counter < least:
             account.counter, account.rest = least, 0
         account.seat = self.next_seat
@@ -98,51 +94,22 @@ class VirtualTokenCounter:
     def reprice(self, member: Any, cost: int) -> None:
         """Its counter may have changed; what its head costs plays no part."""
         del cost
-        account: Counter = member.account
-        entry = account.counter << _SEAT_BITS | account.seat
-        before = account.entry
-        if entry == before:
-            return
-        account.entry = entry
-        if not before:
-            self._members[account.seat] = member
-        elif self._heap[0] == before:
-            heapreplace(self._heap, entry)
-            return
-        self._push(entry)
+        self.turns.put(member, member.account.counter)
 
     def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
         """Take its seat; the counter stays."""
         del cost_max, now_ms
-        account: Counter = member.account
-        self._members.pop(account.seat, None)
-        account.seat = account.entry = 0
-        self.last = account.counter
+        self.turns.drop(member)
+        self.last = member.account.counter
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose counter is the smallest, and the turn; changes nothing."""
-        heap = self._heap
-        while heap:
-            entry = heap[0]
-            member = self._members.get(entry & _SEAT_MASK)
-            if member is not None and member.account.entry == entry:
-                return member, entry >> _SEAT_BITS & _TURN_MASK
-            heappop(heap)
-        return None
+        first = self.turns.first()
+        return None if first is None else (first[0], first[1] & _TURN_MASK)
 
     def following(self, limit: int) -> list[Any]:
         """The next members after the first, in order, at most `limit`; changes nothing."""
-        heap, members = self._heap, self._members
-        taken: list[int] = []
-        while heap and len(taken) <= limit:
-            entry = heappop(heap)
-            member = members.get(entry & _SEAT_MASK)
-            is_valid = member is not None and member.account.entry == entry
-            if is_valid and (not taken or taken[-1] != entry):
-                taken.append(entry)
-        for entry in taken:
-            heappush(heap, entry)
-        return [members[entry & _SEAT_MASK] for entry in taken[1:]]
+        return self.turns.following(limit)
 
     def turn_of(self, member: Any, cost: int) -> int:
         """Its counter, whatever the head costs: there are no rounds."""
@@ -159,14 +126,8 @@ class VirtualTokenCounter:
         """`charge`, then `reprice`: what nearly every pick does."""
         del turn, next_cost
         account: Counter = member.account
-        more, account.rest = divmod((cost << _FRACTION_BITS) + account.rest, account.increment)
-        account.counter = counter = account.counter + more
-        before = account.entry
-        account.entry = entry = counter << _SEAT_BITS | account.seat
-        if self._heap[0] == before:
-            heapreplace(self._heap, entry)
-        else:
-            self._push(entry)
+        _add(account, cost)
+        self.turns.put(member, account.counter)
 
     def borrow(self, member: Any, cost: int) -> None:
         """The same charge as of any pick; the caller reprices the member, or takes its seat."""
@@ -184,7 +145,7 @@ class VirtualTokenCounter:
         del debt_max, cost_max, now_ms
         account: Counter = member.account
         _add(account, surcharge)
-        if not self._members:
+        if not self.turns:
             self.last = max(self.last, account.counter)
 
     def retune(self, member: Any, increment: int) -> None:
@@ -193,12 +154,6 @@ class VirtualTokenCounter:
         if increment != account.increment:
             account.increment = increment
             account.rest = account.rest_there = 0
-
-    def _push(self, entry: int) -> None:
-        heappush(self._heap, entry)
-        if len(self._heap) > _STALE_MAX + 4 * len(self._members):
-            self._heap = [member.account.entry for member in self._members.values()]
-            heapify(self._heap)
 
     def dump_account(self, account: Counter) -> list[int]:
         """An account as it stands."""
