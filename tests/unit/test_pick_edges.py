@@ -388,3 +388,66 @@ def test_the_first_time_that_no_clock_shows(
     packed = order(4, deadline_ms, arrived_ms, 6)
     assert packed >> 160 == 4
     assert (deadline_of(packed), arrived_of(packed), key_of(packed)) == (deadline, arrived, 6)
+
+
+def waiting_for_nine_rounds() -> tuple[DeficitRoundRobin, Member]:
+    """A ring whose pointer stands on its first seat in round 10, and who sits behind it."""
+    ring = DeficitRoundRobin()
+    first, second = Member(ring, 10), Member(ring, 10)
+    ring.enter(first, 100, 0)
+    ring.enter(second, 1_000, 0)
+    ring.charge(first, 100, ring.turn_of(first, 100))
+    assert (ring.round, ring.seat) == (10, first.account.seat)
+    return ring, second
+
+
+def test_grants_that_are_implied_stand_in_a_dump() -> None:
+    ring, second = waiting_for_nine_rounds()
+    assert ring.dump_account(second.account)[:3] == [90, 0, 9]
+
+
+def test_grants_that_are_implied_are_paid_with_before_a_debt_is_cut_off() -> None:
+    ring, second = waiting_for_nine_rounds()
+    ring.settle(second, 1_000, 50, 1_000, 0)
+    assert ring.dump_account(second.account)[0] == -50
+
+
+# --- sister rings of counters
+
+
+def test_a_counter_stands_in_each_ring_of_its_own() -> None:
+    """What was served in one ring counts in it alone, and is there again after a way back."""
+    base, burst = VirtualTokenCounter(), VirtualTokenCounter()
+    member = Member(base, 3)
+    base.enter(member, 1, 0)
+    base.charge(member, 1, 0)
+    base.leave(member, COST_MAX, 0)
+    there = base.dump_account(member.account)
+    burst.cross(member.account)
+    assert burst.dump_account(member.account)[:2] == [0, 0]
+    burst.enter(member, 1, 0)
+    burst.charge(member, 2, 0)
+    burst.leave(member, COST_MAX, 0)
+    base.cross(member.account)
+    here = base.dump_account(member.account)
+    assert (here[:2], here[4]) == (there[:2], there[4])
+    again = base.account()
+    base.load_account(again, here)
+    assert base.dump_account(again) == here
+    base.cross(again)
+    assert again.counter == 2 * (1 << 40) // 3
+    assert again.rest == 2 * (1 << 40) % 3
+
+
+def test_a_counter_of_the_other_ring_beyond_a_record_is_loaded_whole() -> None:
+    ring = VirtualTokenCounter()
+    account = ring.account()
+    account.counter_there = (7 << 62) + 5
+    again = ring.account()
+    ring.load_account(again, ring.dump_account(account))
+    assert again.counter_there == account.counter_there
+
+
+def test_counters_may_always_borrow() -> None:
+    ring = VirtualTokenCounter()
+    assert ring.may_borrow(Member(ring), COST_MAX, 1) is True
