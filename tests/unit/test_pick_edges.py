@@ -412,6 +412,21 @@ def test_grants_that_are_implied_are_paid_with_before_a_debt_is_cut_off() -> Non
     assert ring.dump_account(second.account)[0] == -50
 
 
+def test_one_is_enough_to_be_kept_to_be_cancelled_and_to_be_forgiven() -> None:
+    ring = DeficitRoundRobin()
+    member = Member(ring, 10)
+    ring.enter(member, 9, 0)
+    ring.charge(member, 9, ring.turn_of(member, 9))
+    ring.leave(member, COST_MAX, 0)
+    assert ring.dump_account(member.account)[:2] == [0, 1]
+    ring.settle(member, 1, COST_MAX, COST_MAX, 0)
+    assert ring.dump_account(member.account)[:2] == [0, 0]
+    ring.settle(member, 1, COST_MAX, COST_MAX, 0)
+    assert ring.dump_account(member.account)[:2] == [-1, 0]
+    ring.enter(member, 9, ring.half_life_ms)
+    assert member.account.deficit == 0
+
+
 # --- sister rings of counters
 
 
