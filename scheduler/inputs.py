@@ -115,7 +115,8 @@ class InputReader:
         shards = policy.topology.shards
         prefix = self._topics.requests("")
         tiers = [tier.name for tier in policy.tiers]
-        tiers += [topic[len(prefix) :] for topic in state.topics]  # removed ones: what is there
+        # removed ones too, also those that this shard never met: what is there gets an answer
+        tiers += [topic[len(prefix) :] for topic in self._log.topics() if topic.startswith(prefix)]
         for tier in dict.fromkeys(tiers):
             for number in range(policy.topology.spread):
                 partition = (self._topics.requests(tier), self._shard + shards * number)

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.policy import Fairness, Policy, Tenant
 from simulation.faults import CommitChaos
-from simulation.world import World
+from simulation.world import Arrival, World
 from tests.simulation.test_crashes import SEEDS, world_of
 from tests.support.policies import embed_policy
 
@@ -96,6 +96,15 @@ def test_a_removed_tier_ends_what_still_comes_to_it() -> None:
     reasons = Counter(served.result.reason for served in world.served)
     assert len(world.served) == world.submitted
     assert reasons["tier_not_allowed"]
+
+
+def test_a_tier_that_was_removed_before_anybody_looked_is_answered_too() -> None:
+    world = World(embed_policy(), [])
+    asked = world.submit(Arrival(0, "acme", "embed", "gold", b"x"))
+    world.publish_policy(embed_policy(tiers=("standard",), version=2))
+    world.run()
+    (served,) = world.served
+    assert (served.result.id, served.result.reason) == (asked, "tier_not_allowed")
 
 
 @pytest.mark.parametrize(
