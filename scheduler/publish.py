@@ -16,7 +16,17 @@ from schemas.codec import HEADER, header, join
 from schemas.decisions import Decision
 from schemas.log import Headers, TooLargeError, check_record
 from schemas.reasons import TABLE, Reason
-from schemas.records import VERSION, Batch, BatchCancel, Dead, End, Item, Result, unpack_key
+from schemas.records import (
+    VERSION,
+    Batch,
+    BatchCancel,
+    Dead,
+    End,
+    Item,
+    Result,
+    pack_key,
+    unpack_key,
+)
 from schemas.topics import Topics, bucket
 
 #: Reasons whose originals go to `dead` as well: somebody has to look at them.
@@ -59,6 +69,17 @@ def decision_of(state: State, cycle: Cycle) -> Decision:
     )
 
 
+def keys_of(state: State, cycle: Cycle) -> list[int]:
+    """Keys of the requests whose bodies the cycle's records need."""
+    keys = [live.key for batch in cycle.batches for live in batch.requests]
+    keys += [live.key for live, _ in cycle.ended]
+    keys += [
+        pack_key(state.part_of[topic, partition], arrival.offset)
+        for topic, partition, arrival, _ in cycle.refused
+    ]
+    return keys
+
+
 def fitted(record: Outgoing) -> Outgoing:
     """The record, or as much of it as a record may hold: without its body, then bare.
 
@@ -79,7 +100,7 @@ def fitted(record: Outgoing) -> Outgoing:
 
 
 class Publisher:
-    """Builds the records that follow from a cycle."""
+    """Builds the records that follow from a cycle; `bodies` holds those of `keys_of` it."""
 
     def __init__(self, topics: Topics, bodies: Mapping[int, Body]) -> None:
         self._topics = topics
@@ -129,7 +150,7 @@ class Publisher:
 
     def _ended(self, state: State, live: Live, reason: str, buckets: int) -> Iterator[Outgoing]:
         index, offset = unpack_key(live.key)
-        body = self._bodies.get(live.key) or Body(b"", ())
+        body = self._bodies[live.key]
         result = Result(
             v=VERSION,
             id=live.id,
@@ -156,7 +177,7 @@ class Publisher:
         meta = arrival.meta
         place = (*partition, arrival.offset)
         index = state.part_of[partition]
-        body = self._bodies.get(index << 44 | arrival.offset) or Body(b"", ())
+        body = self._bodies[pack_key(index, arrival.offset)]
         if meta is None:
             dead = Dead(VERSION, *place, reason, arrival.detail)
             yield fitted(

@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 import msgspec
 from pyroaring import BitMap64
 
+from scheduler.bodies import Bodies
 from scheduler.core.apply import apply
 from scheduler.core.arrivals import Arrival
 from scheduler.core.mismatch import StateMismatchError
 from scheduler.core.snapshot import fill, finish_filling, load
 from scheduler.core.state import State
-from scheduler.inputs import Body, read_request
+from scheduler.inputs import read_request
 from scheduler.ports import Notes
 from schemas.codec import DecodeError, chain, decode_header, decode_value
 from schemas.decisions import Arrived, Chain, Decision, DecisionRecord, SnapshotChunk, TopicMet
 from schemas.log import Bounds, Log, Partition, Record, UnavailableError
+from schemas.records import pack_key
 from schemas.topics import Topics
 
 #: Records read from the end of `decisions` to find the latest snapshot, the first try.
@@ -43,7 +45,6 @@ class Recovered:
     """A shard's memory, and what continues its log."""
 
     state: State
-    bodies: dict[int, Body]
     digest: bytes = b""  #: of the last record in `decisions`
     snapshot: int = -1  #: offset of the latest snapshot's first chunk
     snapshot_ms: int = 0  #: when it was written; without one, when the first decision was
@@ -64,7 +65,9 @@ class _Story:
     bytes_since: int = 0
 
 
-def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
+def recover(
+    log: Log, topics: Topics, shard: int, notes: Notes, bodies: Bodies | None = None
+) -> Recovered:
     """Rebuild a shard's state from its log.
 
     Args:
@@ -72,6 +75,7 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
         topics: names of the deployment.
         shard: which partition of `decisions`.
         notes: progress, one line per phase.
+        bodies: takes the bodies of what has not ended; None: the state alone is wanted.
 
     Raises:
         RecoveryError: the log lacks or contradicts what is needed.
@@ -81,19 +85,15 @@ def recover(log: Log, topics: Topics, shard: int, notes: Notes) -> Recovered:
     state, live = _start(story, shard)
     _check_topics(log, state, story)
     notes.info("recovery: decisions read", decisions=len(story.decisions), seq=state.seq)
-    arrivals, bodies = _read_requests(log, state, live, story)
+    arrivals = _read_requests(log, state, live, story, bodies)
     notes.info("recovery: requests read", requests=sum(map(len, arrivals.values())))
     _refill(state, live, arrivals)
     for record, decision in story.decisions:
         _apply_again(state, record, decision, arrivals)
-    kept = {}
-    for key in [live.key for live in state.lives()]:
-        index = key >> 44
-        offset = key & ((1 << 44) - 1)
-        kept[key] = bodies[state.parts[index].partition, offset]
+    if bodies is not None:
+        bodies.retain(live.key for live in state.lives())
     return Recovered(
         state=state,
-        bodies=kept,
         digest=story.digest,
         snapshot=story.snapshot_offset,
         snapshot_ms=story.snapshot_ms,
@@ -239,10 +239,11 @@ def _check_topics(log: Log, state: State, story: _Story) -> None:
 
 
 def _read_requests(
-    log: Log, state: State, live: list[BitMap64], story: _Story
-) -> tuple[dict[Partition, list[Arrival]], dict[tuple[Partition, int], Body]]:
+    log: Log, state: State, live: list[BitMap64], story: _Story, bodies: Bodies | None
+) -> dict[Partition, list[Arrival]]:
     """Requests that are needed: live ones of the snapshot, and those taken in since."""
     spans: dict[Partition, tuple[int, int]] = {}
+    indexes = dict(state.part_of)  # and as they will be given when the decisions are applied
     for index, part in enumerate(state.parts):
         if live[index]:
             spans[part.partition] = (live[index].min(), part.position)
@@ -250,10 +251,10 @@ def _read_requests(
         for step in decision.steps:
             if isinstance(step, Arrived):
                 partition = (step.topic, step.partition)
+                indexes.setdefault(partition, len(indexes))
                 start, _ = spans.get(partition, (step.start, 0))
                 spans[partition] = (start, step.stop)
     arrivals: dict[Partition, list[Arrival]] = {}
-    bodies: dict[tuple[Partition, int], Body] = {}
     for partition, (start, stop) in spans.items():
         bounds = _bounds(log, partition)
         if start < bounds.low or stop > bounds.end:
@@ -266,8 +267,9 @@ def _read_requests(
         for record in _read_range(log, partition, start, stop):
             arrival, body = read_request(record)
             found.append(arrival)
-            bodies[partition, record.offset] = body
-    return arrivals, bodies
+            if bodies is not None:
+                bodies.keep(pack_key(indexes[partition], record.offset), body)
+    return arrivals
 
 
 def _refill(state: State, live: list[BitMap64], arrivals: dict[Partition, list[Arrival]]) -> None:

@@ -7,17 +7,19 @@ mismatch) drops the state: the log can rebuild it.
 
 from collections.abc import Callable, Sequence
 
+from scheduler.bodies import Bodies
 from scheduler.core.batches import due_ms
 from scheduler.core.cycle import run_cycle
 from scheduler.core.decided import Cycle
 from scheduler.core.snapshot import dump
 from scheduler.core.state import State
-from scheduler.inputs import Body, Fault, InputReader, Taken
+from scheduler.core.tenants import OFFSET_BITS
+from scheduler.inputs import Fault, InputReader, Taken
 from scheduler.ports import Clock, Meter, Notes
-from scheduler.publish import Outgoing, Publisher, decision_of
+from scheduler.publish import Outgoing, Publisher, decision_of, keys_of
 from scheduler.recovery import RecoveryError, recover
 from schemas.codec import chain, encode, header
-from schemas.decisions import Chain, SnapshotChunk
+from schemas.decisions import Arrived, Chain, SnapshotChunk, WorkerSaid
 from schemas.log import (
     AbortedError,
     Commit,
@@ -29,7 +31,7 @@ from schemas.log import (
     TransactionalProducer,
     UnavailableError,
 )
-from schemas.records import VERSION
+from schemas.records import VERSION, Finished
 from schemas.topics import Topics
 
 #: Certain aborts of one cycle before the shard is rebuilt.
@@ -70,7 +72,7 @@ class Shard:
         self._inputs = InputReader(log, self._reader, topics, shard)
         self.state = State(shard)
         self.ready = False  #: whether `turn` may be called; else `take_over` first
-        self._bodies: dict[int, Body] = {}
+        self.bodies = Bodies()
         self._digest = b""
         self._snapshot = -1
         self._snapshot_ms = 0
@@ -97,11 +99,11 @@ class Shard:
         self._producer = self._log.transactional(self.transactional_id)
         self._producer.init()
         self._notes.info("shard initialised", shard=self.shard)
-        recovered = recover(self._log, self._topics, self.shard, self._notes)
+        self.bodies = Bodies()
+        recovered = recover(self._log, self._topics, self.shard, self._notes, self.bodies)
         if recovered.state.seq == 0:
             self._check_new()
         self.state = recovered.state
-        self._bodies = recovered.bodies
         self._digest = recovered.digest
         self._snapshot = recovered.snapshot
         self._bytes_since = recovered.bytes_since
@@ -111,7 +113,7 @@ class Shard:
         self._follow()
         self.ready = True
         self._notes.info(
-            "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self._bodies)
+            "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self.state.ids)
         )
 
     def _check_new(self) -> None:
@@ -173,7 +175,6 @@ class Shard:
             place = unread.record.place
             self._notes.warning("unreadable", place=place, error=unread.detail)
         is_busy = self._decide(cycle, taken.faults)
-        self._forget_bodies(cycle, taken)
         if self.state.document != document:
             self._follow()
         self._housekeeping(self._now())
@@ -188,37 +189,41 @@ class Shard:
             return False
         self.state.seq += 1
         self._publish(cycle, faults)
+        self._forget_bodies(cycle)
         self._measure(cycle)
         return True
 
     def _keep_bodies(self, taken: Taken) -> None:
         part_of = self.state.part_of
-        for (partition, offset), body in taken.bodies.items():
-            self._bodies[part_of[partition] << 44 | offset] = body
+        self.bodies.keep_all(
+            {
+                part_of[partition] << OFFSET_BITS | offset: body
+                for (partition, offset), body in taken.bodies.items()
+            }
+        )
 
-    def _forget_bodies(self, cycle: Cycle, taken: Taken) -> None:
-        """Drop the bodies of what is not live any more."""
-        find = self.state.find
-        for ended, _ in cycle.ended:
-            self._bodies.pop(ended.key, None)
-        for requests in taken.inputs.requests:
-            index = self.state.part_of[requests.topic, requests.partition]
-            for arrival in requests.arrivals:
-                if find(index << 44 | arrival.offset) is None:
-                    self._bodies.pop(index << 44 | arrival.offset, None)
-        for _, _, record in taken.inputs.workers:
-            for outcome in getattr(record, "outcomes", ()):
-                self._bodies.pop(outcome.key, None)
+    def _forget_bodies(self, cycle: Cycle) -> None:
+        """Drop the bodies of what is not live any more, after a cycle is published."""
+        ended = [live.key for live, _ in cycle.ended]
+        for step in cycle.steps:
+            if isinstance(step, Arrived) and step.refused:
+                base = self.state.part_of[step.topic, step.partition] << OFFSET_BITS
+                ended += [base | offset for offset, _ in step.refused]
+            elif isinstance(step, WorkerSaid) and isinstance(step.record, Finished):
+                ended += [outcome.key for outcome in step.record.outcomes]
+        self.bodies.drop_all(ended)
 
     # --- the transaction
 
     def _publish(self, cycle: Cycle, faults: Sequence[Fault]) -> None:
+        keys = keys_of(self.state, cycle)
+        bodies = dict(zip(keys, self.bodies.take(keys), strict=True))
         value = encode(decision_of(self.state, cycle))
         digest = chain(self._digest, value)
         seal = Chain(VERSION, self.state.seq, digest, self._snapshot)
         records = [
             Outgoing(self._topics.decisions, self.shard, value, None, header(seal)),
-            *Publisher(self._topics, self._bodies).records(self.state, cycle, faults),
+            *Publisher(self._topics, bodies).records(self.state, cycle, faults),
         ]
         self._transact(records)
         self._digest = digest
