@@ -4,17 +4,36 @@ A record that can't be read is never an exception here: a request becomes an `Ar
 a reason, anything else a fault that names its place; reading goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec import Struct
 
 from scheduler.core.arrivals import Arrival
 from scheduler.core.cycle import Inputs, RequestRange
 from scheduler.core.state import State
-from schemas.codec import DecodeError, decode_header, decode_value, passed_through
+from schemas.codec import (
+    HEADER,
+    DecodeError,
+    decode_header,
+    decode_value,
+    decoder_of,
+    passed_through,
+)
 from schemas.log import Log, Partition, Reader, Record
 from schemas.policy import PolicyError, decode_policy
 from schemas.reasons import Reason
-from schemas.records import ControlRecord, Finished, Request, WorkerRecord
+from schemas.records import (
+    VERSION,
+    ControlRecord,
+    Finished,
+    HandedBack,
+    Outcome,
+    Request,
+    Seen,
+    Started,
+)
 from schemas.topics import Topics
 
 #: Records taken in one cycle; the rest wait in the client's queue.
@@ -23,12 +42,22 @@ POLL_MAX = 4_000
 BY_VALUE_BYTES_MAX = 400_000
 
 
-@dataclass(slots=True)
-class Body:
+class Body(NamedTuple):
     """A request's body and the headers that pass through, untouched."""
 
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
+
+
+class _Settled(Struct, array_like=True, tag="finished", frozen=True):
+    """A `Finished` without what only the accounting reads: that is not decoded."""
+
+    v: int
+    number: int
+    outcomes: tuple[Outcome, ...]
+
+
+_WORKERS = Seen | Started | _Settled | HandedBack
 
 
 @dataclass(slots=True)
@@ -61,6 +90,49 @@ def read_request(record: Record) -> tuple[Arrival, Body]:
             record.offset, record.timestamp_ms, size, None, error.reason, error.detail
         )
     return arrival, Body(record.value, extra)
+
+
+def read_requests(records: Iterable[Record]) -> tuple[list[Arrival], list[Body]]:
+    """Decode many as `read_request` does each; the usual one without a call of its own."""
+    arrivals: list[Arrival] = []
+    bodies: list[Body] = []
+    decode = decoder_of(Request)
+    new = tuple.__new__  # a named tuple's own constructor costs a call of Python more
+    for record in records:
+        _, _, offset, timestamp_ms, _, value, headers = record
+        meta = None
+        extra = headers[1:]
+        if headers and headers[0][0] == HEADER:
+            data = headers[0][1]
+            size = len(value) + len(HEADER) + len(data)
+            try:
+                meta = decode(data)
+            except (ValueError, RecursionError):
+                meta = None  # told with its place below
+            for name, content in extra:
+                size += len(name) + len(content)
+                if name == HEADER:
+                    meta = None
+        if meta is None or meta.v != VERSION:
+            arrival, body = read_request(record)
+            arrivals.append(arrival)
+            bodies.append(body)
+            continue
+        arrivals.append(new(Arrival, (offset, timestamp_ms, size, meta, "", "")))
+        bodies.append(new(Body, (value, extra)))
+    return arrivals, bodies
+
+
+def runs(records: list[Record]) -> Iterator[tuple[Partition, list[Record]]]:
+    """Cut what a poll returned where the partition changes."""
+    start, topic, number = 0, "", -1
+    for at, record in enumerate(records):
+        if record[1] != number or record[0] != topic:
+            if at:
+                yield (topic, number), records[start:at]
+            start, topic, number = at, record[0], record[1]
+    if records:
+        yield (topic, number), records[start:]
 
 
 class InputReader:
@@ -154,54 +226,51 @@ class InputReader:
         if len(records) < POLL_MAX:
             wait_s = 0.0 if records else timeout_s
             records = records + self._reader.poll(POLL_MAX - len(records), wait_s)
-        records.sort(key=_by_place)
         return self._sort_out(state, records)
 
     def _sort_out(self, state: State, records: list[Record]) -> Taken:
+        """Partition by partition; each has its records in order, whatever lies between them."""
         taken = Taken(Inputs())
-        inputs = taken.inputs
         ranges: dict[Partition, RequestRange] = {}
-        reads: dict[Partition, int] = {}
-        by_value = 0
-        for record in records:
-            partition = (record.topic, record.partition)
+        by_value: dict[Partition, list[Record]] = {}
+        for partition, run in runs(records):
             tier = self._assigned.get(partition)
             if tier is None:
                 continue
-            if tier:
-                self._request(state, taken, ranges, record, tier)
+            if not tier:
+                by_value.setdefault(partition, []).extend(run)
                 continue
-            by_value += len(record.value)
-            if by_value > BY_VALUE_BYTES_MAX and reads:
-                self._deferred.append(record)
-                continue
-            reads[partition] = record.offset + 1
-            try:
-                self._by_value(inputs, record)
-            except DecodeError as error:
-                taken.faults.append(Fault(record, error.reason, error.detail))
-        inputs.reads = [(*partition, position) for partition, position in reads.items()]
-        inputs.requests = list(ranges.values())
+            read = ranges.get(partition)
+            if read is None:
+                index = state.part_of.get(partition)
+                start = self._starts[partition] if index is None else state.parts[index].position
+                read = ranges[partition] = RequestRange(*partition, tier, start, start, [])
+            arrivals, bodies = read_requests(run)
+            read.arrivals += arrivals
+            read.stop = run[-1].offset + 1
+            taken.bodies.update(
+                ((partition, arrival.offset), body)
+                for arrival, body in zip(arrivals, bodies, strict=True)
+            )
+        taken.inputs.requests = [ranges[partition] for partition in sorted(ranges)]
+        self._read_values(taken, [record for name in sorted(by_value) for record in by_value[name]])
         return taken
 
-    def _request(
-        self,
-        state: State,
-        taken: Taken,
-        ranges: dict[Partition, RequestRange],
-        record: Record,
-        tier: str,
-    ) -> None:
-        partition = (record.topic, record.partition)
-        read = ranges.get(partition)
-        if read is None:
-            index = state.part_of.get(partition)
-            start = self._starts[partition] if index is None else state.parts[index].position
-            read = ranges[partition] = RequestRange(*partition, tier, start, start, [])
-        arrival, body = read_request(record)
-        read.arrivals.append(arrival)
-        read.stop = record.offset + 1
-        taken.bodies[partition, record.offset] = body
+    def _read_values(self, taken: Taken, records: list[Record]) -> None:
+        """Take in what is recorded by value, as much as one decision may hold."""
+        reads: dict[Partition, int] = {}
+        size = 0
+        for at, record in enumerate(records):
+            size += len(record.value)
+            if size > BY_VALUE_BYTES_MAX and reads:
+                self._deferred = records[at:]
+                break
+            reads[record.topic, record.partition] = record.offset + 1
+            try:
+                self._by_value(taken.inputs, record)
+            except DecodeError as error:
+                taken.faults.append(Fault(record, error.reason, error.detail))
+        taken.inputs.reads = [(*partition, position) for partition, position in reads.items()]
 
     def _by_value(self, inputs: Inputs, record: Record) -> None:
         topics = self._topics
@@ -215,11 +284,7 @@ class InputReader:
             inputs.control.append(decode_value(record, ControlRecord))
         else:
             pool = record.topic[len(topics.workers("")) :]
-            said: WorkerRecord = decode_value(record, WorkerRecord)
-            if isinstance(said, Finished):  # what only the accounting reads stays out
+            said = decode_value(record, _WORKERS)
+            if isinstance(said, _Settled):
                 said = Finished(said.v, said.number, said.outcomes)
             inputs.workers.append((pool, record.partition, said))
-
-
-def _by_place(record: Record) -> tuple[str, int, int]:
-    return record.topic, record.partition, record.offset

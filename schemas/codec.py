@@ -7,7 +7,7 @@ Headers that we do not know pass through in order.
 Decoding never trusts: whatever is wrong becomes a `DecodeError` that names the place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -131,6 +131,18 @@ def decode_header(record: Record, kind: Any) -> Any:
         if name == HEADER:
             return _decode(data, kind, record.place)
     raise DecodeError(record.place, Reason.UNREADABLE, f"no header named {HEADER!r}")
+
+
+def decoder_of(kind: type[T]) -> Callable[[bytes], T]:
+    """The bare decoder of one kind, for loops over many records of it.
+
+    It raises ValueError (also for text that is no UTF-8) or RecursionError, and looks at no
+    version: whoever meets one of these decodes that record again, by the functions above.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = Decoder(kind)
+    return decoder.decode
 
 
 def decode_bytes(data: bytes, kind: type[T], place: str) -> T:
