@@ -54,6 +54,8 @@ CERTAIN_ABORT_S = 1.0
 #: While brokers end a predecessor's transaction they turn `init` down, and the client asks again
 #: after half a second, whatever its settings. A new client asks at once, so waits are short.
 INIT_S = 0.15
+#: ... and how long one look takes whether it is done, while there is other work.
+LOOK_S = 0.001
 
 _GroupOf = Callable[[str], Consumer]
 
@@ -70,17 +72,20 @@ class KafkaTransactional:
         self._failure: LogError | None = None
         self._is_open = False
 
-    def init(self) -> None:
+    def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
         """Take the id over with a new client; ends the predecessor's open transaction.
+
+        The client works in threads of its own, so `meanwhile` costs the brokers no time.
 
         Raises:
             UnavailableError: the coordinator doesn't answer.
         """
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         client = self._renew()
+        is_busy = meanwhile is not None
         while True:
             try:
-                client.init_transactions(INIT_S)
+                client.init_transactions(LOOK_S if is_busy else INIT_S)
             except KafkaException as raised:
                 error = error_of(raised)
                 if not error.retriable() or time.monotonic() > deadline:
@@ -90,6 +95,7 @@ class KafkaTransactional:
                     client = self._renew()
             else:
                 return
+            is_busy = is_busy and meanwhile is not None and meanwhile()
 
     def begin(self) -> None:
         """Open a transaction. Raises LogError before `init`, in doubt, or inside of another."""

@@ -91,8 +91,10 @@ class MemoryTransactional:
         self._epoch: int | None = None
         self._is_open = False
 
-    def init(self) -> None:
-        """Take the id over; aborts the predecessor's open transaction."""
+    def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
+        """Take the id over after all of `meanwhile`; aborts the predecessor's transaction."""
+        while meanwhile is not None and meanwhile():
+            pass
         with self._lock:
             self._epoch = self._store.init(self._id)
             self._is_open = False

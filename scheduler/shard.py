@@ -14,10 +14,11 @@ from scheduler.core.decided import Cycle
 from scheduler.core.snapshot import dump
 from scheduler.core.state import State
 from scheduler.core.tenants import OFFSET_BITS
+from scheduler.fold import Fold
 from scheduler.inputs import Fault, InputReader, Taken
 from scheduler.ports import Clock, Meter, Notes
 from scheduler.publish import Outgoing, Publisher, decision_of, keys_of
-from scheduler.recovery import RecoveryError, recover
+from scheduler.recovery import RecoveryError, recover, take_over
 from schemas.codec import chain, encode, header
 from schemas.decisions import Arrived, Chain, SnapshotChunk, WorkerSaid
 from schemas.log import (
@@ -92,29 +93,34 @@ class Shard:
         """Where the latest snapshot begins in `decisions`, -1 when there is none."""
         return self._snapshot
 
-    def take_over(self) -> None:
-        """Own the shard: init first, then read. Raises RecoveryError, LogError."""
+    def take_over(self, warm: Fold | None = None) -> None:
+        """Own the shard: init, and read to an end asked for after it.
+
+        `warm` is what a standby has read of it. Raises RecoveryError, LogError.
+        """
         self.ready = False
         self._close_producer()
         self._producer = self._log.transactional(self.transactional_id)
-        self._producer.init()
-        self._notes.info("shard initialised", shard=self.shard)
-        self.bodies = Bodies()
-        recovered = recover(self._log, self._topics, self.shard, self._notes, self.bodies)
+        recovered = take_over(self._producer, warm or self._fold(), self._fold)
         if recovered.state.seq == 0:
             self._check_new()
         self.state = recovered.state
-        self._digest = recovered.digest
-        self._snapshot = recovered.snapshot
-        self._bytes_since = recovered.bytes_since
-        self._snapshot_ms = recovered.snapshot_ms or self._now()
-        self._snapshot_bytes = recovered.snapshot_bytes
+        self.bodies = Bodies() if recovered.bodies is None else recovered.bodies
+        story = recovered.story
+        self._digest = story.digest
+        self._snapshot = story.snapshot
+        self._bytes_since = story.bytes_since
+        self._snapshot_ms = story.snapshot_ms or self._now()
+        self._snapshot_bytes = story.snapshot_bytes
         self._inputs = InputReader(self._log, self._reader, self._topics, self.shard)
         self._follow()
         self.ready = True
         self._notes.info(
             "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self.state.ids)
         )
+
+    def _fold(self) -> Fold:
+        return Fold(self._log, self._topics, self.shard, self._notes, Bodies())
 
     def _check_new(self) -> None:
         """An empty `decisions` beside frontiers means that it was lost, not that all is new."""

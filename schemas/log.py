@@ -168,9 +168,11 @@ class Producer(Protocol):
 class TransactionalProducer(Protocol):
     """One transactional id: whoever called `init` last owns it, every other is fenced."""
 
-    def init(self) -> None:
+    def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
         """Take the id over; the predecessor's open transaction is ended when this returns.
 
+        `meanwhile` is called again and again while brokers take their time, a slice of other
+        work each; it returns False when there is no more. It may be cut off at any slice.
         May be called again: after InDoubtError, and after FencedError with a new assignment.
         """
 

@@ -144,8 +144,10 @@ class ProcessTransactional:
         self._log = log
         self._inner = inner
 
-    def init(self) -> None:
+    def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
         """Take the id over."""
+        while meanwhile is not None and meanwhile():
+            pass
         self._log.at(Call.INIT)
         self._log.changes += 1
         self._inner.init()

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from scheduler.recovery import Recovered
+from scheduler.fold import Fold
 from scheduler.service import FENCED_MS, Scheduler
 from schemas.log import FencedError, InDoubtError, TransactionalProducer
 from schemas.records import End
@@ -61,7 +61,7 @@ def test_reading_before_the_init_dispatches_twice(
     deployment.serving()
     old = deployment.running()
     deployment.submit("a")
-    early: Recovered = deployment.recovered()
+    early: Fold = deployment.recovered()
     monkeypatch.setattr("scheduler.shard.recover", lambda *_: early)
     deployment.until(lambda: old.state.next_number == 2, old)
     new = deployment.shard()

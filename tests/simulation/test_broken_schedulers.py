@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler import publish, recovery, shard
+from scheduler import fold, publish, shard
 from scheduler.core import apply as core_apply
 from scheduler.core import cycle, heard
 from scheduler.core import state as core_state
@@ -140,13 +140,13 @@ def keeps_cancels_back(patch: Patch) -> None:
 
 def forgets_on_recovery(patch: Patch) -> None:
     """A recovered state differs from the one that decided."""
-    fill = vars(recovery)["finish_filling"]
+    fill = vars(fold)["finish_filling"]
 
     def changed(state: Any) -> None:
         fill(state)
         state.next_number += 1
 
-    patch.setattr(recovery, "finish_filling", changed)
+    patch.setattr(fold, "finish_filling", changed)
 
 
 def counts_wrongly(patch: Patch) -> None:

@@ -15,8 +15,9 @@ from adapters.clock import SystemClock
 from adapters.kafka import KafkaLog
 from fairlane.publish import publish_policy
 from scheduler.core.snapshot import dump
+from scheduler.fold import Fold
 from scheduler.ports import Clock
-from scheduler.recovery import Recovered, recover
+from scheduler.recovery import recover
 from scheduler.service import Scheduler
 from scheduler.shard import Shard
 from schemas.codec import decode_header, encode, header
@@ -66,10 +67,10 @@ class StagedProducer:
         self._inner = inner
         self._stage = stage
 
-    def init(self) -> None:
+    def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
         if self._stage.before_init:
             self._stage.before_init.pop(0)()
-        self._inner.init()
+        self._inner.init(meanwhile)
 
     def commit(self) -> None:
         if self._stage.at_commit:
@@ -249,7 +250,7 @@ class Deployment:
 
     # --- what is committed
 
-    def recovered(self) -> Recovered:
+    def recovered(self) -> Fold:
         """Rebuild the shard's memory from the log, for comparison."""
         return recover(self.log, self.topics, 0, self.notes)
 
