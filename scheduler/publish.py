@@ -4,11 +4,12 @@ One decision record, one record a batch (bodies copied once, into it), one resul
 request that the scheduler itself ended, and `dead` for what could not be served.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
 
 from scheduler.core.arrivals import Arrival
 from scheduler.core.decided import BatchOut, Cycle
+from scheduler.core.pick.order import DEADLINE_BITS, KEY_MASK, arrived_of, deadline_of
 from scheduler.core.state import State
 from scheduler.core.tenants import Live
 from scheduler.inputs import Body, Fault
@@ -70,14 +71,42 @@ def decision_of(state: State, cycle: Cycle) -> Decision:
 
 
 def keys_of(state: State, cycle: Cycle) -> list[int]:
-    """Keys of the requests whose bodies the cycle's records need."""
-    keys = [live.key for batch in cycle.batches for live in batch.requests]
+    """Keys of the requests whose bodies the cycle's records need, in the order of `records`."""
+    keys = [live.order & KEY_MASK for batch in cycle.batches for live in batch.requests]
     keys += [live.key for live, _ in cycle.ended]
     keys += [
         pack_key(state.part_of[topic, partition], arrival.offset)
         for topic, partition, arrival, _ in cycle.refused
     ]
     return keys
+
+
+def items_of(
+    requests: Sequence[Live], keys: Sequence[int], bodies: Sequence[Body]
+) -> tuple[Item, ...]:
+    """The items of a batch, to be encoded: plain tuples in the order of `Item`'s fields.
+
+    An array on the wire is one either way, and a Struct for each request costs as much as
+    everything else that is done for it here.
+    """
+    items = []
+    for live, key, body in zip(requests, keys, bodies, strict=True):
+        queue, order, past = live.queue, live.order, live.past
+        items.append(
+            (
+                key,
+                live.id,
+                queue.tenant,
+                queue.endpoint,
+                past.attempt if past else 0,
+                len(body[0]),
+                arrived_of(order),
+                deadline_of(order) if order & DEADLINE_BITS != DEADLINE_BITS else 0,
+                live.tokens,
+                body[1],
+            )
+        )
+    return cast("tuple[Item, ...]", tuple(items))
 
 
 def fitted(record: Outgoing) -> Outgoing:
@@ -100,14 +129,19 @@ def fitted(record: Outgoing) -> Outgoing:
 
 
 class Publisher:
-    """Builds the records that follow from a cycle; `bodies` holds those of `keys_of` it."""
+    """Builds the records that follow from a cycle.
 
-    def __init__(self, topics: Topics, bodies: Mapping[int, Body]) -> None:
+    `keys` are the cycle's `keys_of`, `bodies` theirs.
+    """
+
+    def __init__(self, topics: Topics, keys: Sequence[int], bodies: Sequence[Body]) -> None:
         self._topics = topics
+        self._keys = keys
         self._bodies = bodies
+        self._used = 0
 
     def records(self, state: State, cycle: Cycle, faults: Sequence[Fault]) -> Iterator[Outgoing]:
-        """Everything beside the decision record."""
+        """Everything beside the decision record. Once: the bodies are used up."""
         for batch in cycle.batches:
             yield self._batch(state, batch)
         for pool, lane, number, key in cycle.cancels:
@@ -128,29 +162,20 @@ class Publisher:
             yield fitted(Outgoing(self._topics.dead, 0, record.value, None, header(dead)))
 
     def _batch(self, state: State, batch: BatchOut) -> Outgoing:
-        bodies = [self._bodies[live.key] for live in batch.requests]
-        items = tuple(
-            Item(
-                key=live.key,
-                id=live.id,
-                tenant=live.tenant,
-                endpoint=live.endpoint,
-                attempt=live.attempt,
-                size=len(body.value),
-                arrived_ms=live.arrived_ms,
-                deadline_ms=live.deadline_ms,
-                tokens=live.tokens,
-                headers=body.headers,
-            )
-            for live, body in zip(batch.requests, bodies, strict=True)
-        )
+        start, self._used = self._used, self._used + len(batch.requests)
+        bodies = self._bodies[start : self._used]
+        items = items_of(batch.requests, self._keys[start : self._used], bodies)
         record = Batch(VERSION, state.shard, batch.number, batch.pool, state.now_ms, items)
-        value = join(body.value for body in bodies)
+        value = join([body[0] for body in bodies])
         return Outgoing(self._topics.batches(batch.pool), batch.lane, value, None, header(record))
+
+    def _next_body(self) -> Body:
+        self._used += 1
+        return self._bodies[self._used - 1]
 
     def _ended(self, state: State, live: Live, reason: str, buckets: int) -> Iterator[Outgoing]:
         index, offset = unpack_key(live.key)
-        body = self._bodies[live.key]
+        body = self._next_body()
         result = Result(
             v=VERSION,
             id=live.id,
@@ -176,8 +201,7 @@ class Publisher:
     ) -> Iterator[Outgoing]:
         meta = arrival.meta
         place = (*partition, arrival.offset)
-        index = state.part_of[partition]
-        body = self._bodies[pack_key(index, arrival.offset)]
+        body = self._next_body()
         if meta is None:
             dead = Dead(VERSION, *place, reason, arrival.detail)
             yield fitted(

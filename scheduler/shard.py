@@ -223,13 +223,13 @@ class Shard:
 
     def _publish(self, cycle: Cycle, faults: Sequence[Fault]) -> None:
         keys = keys_of(self.state, cycle)
-        bodies = dict(zip(keys, self.bodies.take(keys), strict=True))
+        publisher = Publisher(self._topics, keys, self.bodies.take(keys))
         value = encode(decision_of(self.state, cycle))
         digest = chain(self._digest, value)
         seal = Chain(VERSION, self.state.seq, digest, self._snapshot)
         records = [
             Outgoing(self._topics.decisions, self.shard, value, None, header(seal)),
-            *Publisher(self._topics, bodies).records(self.state, cycle, faults),
+            *publisher.records(self.state, cycle, faults),
         ]
         self._transact(records)
         self._digest = digest
