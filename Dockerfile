@@ -15,7 +15,7 @@ FROM base AS wheel
 WORKDIR /source
 COPY requirements/build.txt requirements/build.txt
 RUN pip install --require-hashes -r requirements/build.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY accounting accounting
 COPY adapters adapters
 COPY fairlane fairlane

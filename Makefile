@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 NAME ?= chaos
 
-.PHONY: help setup check test sim contract bench models demo up down docs spec
+.PHONY: help setup check test sim contract bench compile pure models demo up down docs spec
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -34,6 +34,12 @@ contract: setup ## the contract suites: one for each port, on every adapter
 
 bench: setup $(VENV)/.models ## one benchmark (NAME=chaos ARGS=--json)
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+compile: $(VENV)/.ready ## compile the scheduling core in place (a minute; needs a C compiler)
+	$(BIN)/python hatch_build.py
+
+pure: ## remove what was compiled
+	rm -f fairlane_core*.so scheduler/core/*.so scheduler/core/pick/*.so scheduler/core/compiled.sha256
 
 models: $(VENV)/.models ## install the embedding model's files (90 MB) and check them
 

@@ -21,7 +21,8 @@ from scheduler.bodies import Bodies
 from scheduler.core.apply import apply
 from scheduler.core.arrivals import Arrival
 from scheduler.core.mismatch import StateMismatchError
-from scheduler.core.snapshot import fill, finish_filling, load
+from scheduler.core.refill import fill, finish_filling
+from scheduler.core.snapshot import load
 from scheduler.core.state import State
 from scheduler.inputs import Body, read_requests
 from scheduler.ports import Notes

@@ -7,6 +7,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import hatch_build
 from fairlane.stack import Stack
 from tests.support.ci import forbid_skip
 from tests.support.services import (
@@ -19,6 +20,9 @@ from tests.support.services import (
 )
 
 TESTS = Path(__file__).parent
+
+if hatch_build.is_stale():
+    pytest.exit("scheduler/core is compiled from older files: make compile, or make pure", 4)
 #: Folders whose name is a marker; `support` holds no tests.
 SUITES = ("architecture", "contract", "integration", "property", "simulation", "unit")
 

@@ -167,8 +167,7 @@ def _sealed(state: State, step: Sealed) -> None:
     for live in state.open:
         live.status = Status.DISPATCHED
     pool = state.pools[step.pool]
-    charged = [(live.key, cost) for live, cost in zip(state.open, state.open_costs, strict=True)]
-    lane.flights[step.number] = Flight(charged, pool.unit)
+    lane.flights[step.number] = Flight(state.open, state.open_costs, pool.unit)
     state.open, state.open_costs = [], []
     state.next_number += 1
 
@@ -194,9 +193,9 @@ def _arrived(state: State, step: Arrived, arrivals: Sequence[Arrival]) -> None:
 
 def _ended(state: State, step: Ended) -> None:
     live = live_of(state, step, step.key, Status.WAITING, Status.HELD, Status.RETURNED)
-    if live.status is Status.WAITING:
+    if live.status == Status.WAITING:
         dequeue(state, live, Status.RETURNED)
-    elif live.status is Status.HELD:
+    elif live.status == Status.HELD:
         unhold(state, live)
     close(state, live)
 
@@ -259,5 +258,5 @@ def _cancel(state: State, record: Cancel) -> None:
             pending[record.offset] = None
         return
     live = find_live(state, record.topic, record.partition, record.offset)
-    if live is not None and live.status is Status.DISPATCHED:
+    if live is not None and live.status == Status.DISPATCHED:
         live.remember().cancelled = True

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from scheduler.core.pick.order import order
-from scheduler.core.queues import enqueue, forget, hold, remember
+from scheduler.core.queues import enqueue, hold
 from scheduler.core.seats import queue_of
-from scheduler.core.state import RECENT_MAX, Part, State, estimate
+from scheduler.core.state import ALIASES_MAX, Part, State, estimate
 from scheduler.core.tenants import OFFSET_BITS, Live, TenantQueue
 from schemas.policy_check import INPUTS_MAX
 from schemas.reasons import Reason
@@ -28,7 +28,7 @@ class Arrival(NamedTuple):
 
 def move_on(state: State, index: int, stop: int) -> None:
     """Everything below `stop` has been taken in: cancels that waited for it are done with."""
-    forget(state)
+    state.recent.forget(state.now_ms)
     part = state.parts[index]
     part.position = stop
     pending = state.cancels.get(part.partition)
@@ -52,8 +52,8 @@ def find_queue(state: State, part: Part, meta: Request) -> TenantQueue:
 
 def admit(state: State, index: int, arrival: Arrival, queue: TenantQueue) -> None:
     """Take a request in: live, timed, eligible unless no policy knows it yet."""
-    offset = arrival.offset
-    live = new_live(state, index << OFFSET_BITS | offset, arrival, queue)
+    offset = arrival[0]
+    live = new_live(index << OFFSET_BITS | offset, arrival, queue)
     state.parts[index].window.put(offset, live)
     state.ids[live.id] = live
     if queue.ring is None:
@@ -63,20 +63,22 @@ def admit(state: State, index: int, arrival: Arrival, queue: TenantQueue) -> Non
     state.watch(live)
 
 
-def new_live(state: State, key: int, arrival: Arrival, queue: TenantQueue) -> Live:
+def new_live(key: int, arrival: Arrival, queue: TenantQueue) -> Live:
     """A request as its record says, estimated as the policy says."""
-    meta = arrival.meta
+    _, at_ms, size, meta, _, _ = arrival
     assert meta is not None
     ring = queue.ring
-    aging_ms = state.tenants[meta.tenant].aging_ms if ring is not None else 0
-    # inputs: as it was let in; a policy that now lets fewer in makes it no cheaper
+    aging_ms = queue.use.aging_ms if ring is not None else 0
+    inputs = meta.inputs  # as it was let in; a policy that now lets fewer in makes it no cheaper
+    if not 1 <= inputs <= INPUTS_MAX:
+        inputs = min(max(1, inputs), INPUTS_MAX)
     live = Live(
         meta.id,
         queue,
-        order(meta.priority, meta.deadline_ms, arrival.timestamp_ms, key, aging_ms),
-        arrival.size,
+        order(meta.priority, meta.deadline_ms, at_ms, key, aging_ms),
+        size,
         meta.input_tokens + meta.output_tokens_max,
-        meta.inputs if 1 <= meta.inputs <= INPUTS_MAX else min(max(1, meta.inputs), INPUTS_MAX),
+        inputs,
     )
     if ring is not None:
         live.tokens = estimate(live, ring.pool.endpoint)
@@ -93,7 +95,7 @@ def refuse(state: State, index: int, arrival: Arrival, reason: str) -> None:
     assert arrival.meta is not None, arrival
     if reason == Reason.DUPLICATE:
         state.aliases[pack_key(index, arrival.offset)] = arrival.meta.id
-        if len(state.aliases) > RECENT_MAX:
+        if len(state.aliases) > ALIASES_MAX:
             del state.aliases[next(iter(state.aliases))]
     else:
-        remember(state, arrival.meta.id)
+        state.recent.add(arrival.meta.id, state.now_ms)

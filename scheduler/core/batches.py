@@ -7,8 +7,10 @@ next is asked of the selectors, in their order: tier, tenant, request.
 
 from scheduler.core.apply import picked as picked_now
 from scheduler.core.decided import STEPS_MAX, BatchOut, Cycle, end, take
+from scheduler.core.pick import Selector
 from scheduler.core.pick.order import DEADLINE_BITS, KEY_MASK
 from scheduler.core.pick.tier import first_with_floors
+from scheduler.core.pick.turns import Member
 from scheduler.core.state import PoolState, Ring, State, is_eligible
 from scheduler.core.tenants import Family, Live, TenantQueue
 from schemas.decisions import Picked, Sealed
@@ -109,7 +111,10 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
         if isinstance(member, TenantQueue):
             queue, inner_turn, inner_seat = member, 0, 0
         else:
-            queue, inner_turn = member.peek()
+            assert isinstance(member, Family)
+            child = member.peek()
+            assert child is not None, member.use.tenant
+            queue, inner_turn = child
             inner_seat = queue.account.seat
         live = queue.head()
         packed = live.order
@@ -182,7 +187,7 @@ def _overtake(state: State, cycle: Cycle, ring: Ring, room: _Room, picked: list[
             is_ready = live.attempt == 0 and not _is_too_late(state, pool, live)
             if not is_ready or not room.fits(live) or not is_eligible(queue):
                 break
-            if member.seated is not selector or queue.seated is not seated:
+            if _seated(member) is not selector or queue.seated is not seated:
                 break  # these picks brought it above what is guaranteed to it
             cost = queue.cost(live)
             inner = queue.seated if member is not queue else None
@@ -199,10 +204,16 @@ def _overtake(state: State, cycle: Cycle, ring: Ring, room: _Room, picked: list[
             left -= 1
 
 
-def _first_child(member: TenantQueue | Family) -> TenantQueue:
+def _seated(member: Member) -> Selector | None:
+    assert isinstance(member, TenantQueue | Family)
+    return member.seated
+
+
+def _first_child(member: Member) -> TenantQueue:
     """The queue that a member of a ring stands for: itself, or the child that is next."""
     if isinstance(member, TenantQueue):
         return member
+    assert isinstance(member, Family)
     chosen = member.peek()
     assert chosen is not None, member.use.tenant
     return chosen[0]

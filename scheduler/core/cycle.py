@@ -10,7 +10,6 @@ What does not: how a tier, a tenant or a request is chosen (scheduler.core.pick)
 changes (scheduler.core.apply), and anything of the log but positions.
 """
 
-from collections.abc import Container
 from dataclasses import dataclass, field
 from heapq import heappop
 
@@ -36,7 +35,7 @@ from schemas.decisions import (
 from schemas.policy import PolicyError, decode_policy
 from schemas.policy_check import POLICY_BYTES_MAX, check
 from schemas.reasons import Reason
-from schemas.records import VERSION, Cancel, ControlRecord, WorkerRecord
+from schemas.records import VERSION, Cancel, ControlRecord, Request, WorkerRecord
 
 #: Steps of one cycle that end, or queue again, what nobody has in hands: picks need room too.
 ENDS_MAX = 8_000
@@ -143,7 +142,7 @@ def _control(state: State, cycle: Cycle, record: ControlRecord) -> None:
     live = find_live(state, record.topic, record.partition, record.offset)
     if live is None:
         return
-    if live.status is not Status.DISPATCHED:
+    if live.status != Status.DISPATCHED:
         end(state, cycle, live, Reason.CANCELLED)
     else:
         cycle.cancels.append((*_flight_of(state, live), live.key))
@@ -156,7 +155,7 @@ def _flight_of(state: State, live: Live) -> tuple[str, int, int]:
     for pool in [*here, *state.pools.values()]:
         for lane, held in enumerate(pool.lanes):
             for number, flight in held.flights.items():
-                if any(key == live.key for key, _ in flight.charged):
+                if any(other is live for other in flight.lives):
                     return pool.name, lane, number
     raise AssertionError(live.id)
 
@@ -204,7 +203,7 @@ def _timers(state: State, cycle: Cycle) -> None:
     held = state.held
     while held and held[0][0] <= state.now_ms and not cycle.is_full:
         held_one = state.find(heappop(held)[1])
-        if held_one is None or held_one.status is not Status.HELD:
+        if held_one is None or held_one.status != Status.HELD:
             continue
         if held_one.not_before_ms <= state.now_ms:
             take(state, cycle, Released(held_one.key))
@@ -236,23 +235,21 @@ def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
     refused: list[tuple[int, str]] = []
     twins: list[int] = []
     for arrival in read.arrivals:
-        queue = None
-        meta = arrival.meta
+        offset, at_ms, size, meta, reason, _ = arrival
         if meta is not None:
             known = part.known.get(meta.endpoint)
             queue = known.get(meta.tenant) if known else None
-        reason = _judge(state, part, pending, arrival, queue)
-        if reason is None:
-            assert meta is not None
-            queue = queue or find_queue(state, part, meta)
-            admit(state, index, arrival, queue)
-            continue
+            why = _judge(state, part, offset in pending, at_ms, size, meta, queue)
+            if why is None:
+                admit(state, index, arrival, queue or find_queue(state, part, meta))
+                continue
+            reason = why
         refuse(state, index, arrival, reason)
-        refused.append((arrival.offset, reason))
+        refused.append((offset, reason))
         if reason != Reason.DUPLICATE:
             cycle.refused.append((read.topic, read.partition, arrival, reason))
-        elif arrival.offset in pending:
-            twins.append(arrival.offset)
+        elif offset in pending:
+            twins.append(offset)
     move_on(state, index, read.stop)
     cycle.steps.append(
         Arrived(read.topic, read.partition, read.tier, read.start, read.stop, tuple(refused))
@@ -264,32 +261,35 @@ def _requests(state: State, cycle: Cycle, read: RequestRange) -> None:
 def _judge(  # noqa: C901, PLR0911, PLR0912 - one return a reason
     state: State,
     part: Part,
-    pending: Container[int],
-    arrival: Arrival,
+    is_cancelled: bool,
+    at_ms: int,
+    size: int,
+    meta: Request,
     queue: TenantQueue | None,
 ) -> str | None:
-    """Why a request is not admitted; None: it is."""
-    meta = arrival.meta
-    if meta is None:
-        return arrival.reason
-    if meta.id in state.ids or meta.id in state.recent:
+    """Why a request that came at `at_ms` is not admitted; None: it is."""
+    request_id = meta.id
+    if request_id in state.ids or request_id in state.recent.known:
         return Reason.DUPLICATE
     if queue is None:
         reason = why_not(state, meta.tenant, meta.endpoint, part.tier)
         if reason in (Reason.UNKNOWN_TENANT, Reason.UNKNOWN_ENDPOINT):
             if state.unknown_count >= UNKNOWN_MAX:
                 return reason
-            return Reason.CANCELLED if arrival.offset in pending else None
+            return Reason.CANCELLED if is_cancelled else None
         if reason is not None:
             return reason
-    endpoint = state.endpoints[meta.endpoint]
-    if arrival.size > endpoint.batch_bytes:
+        endpoint = state.endpoints[meta.endpoint]
+    else:
+        assert queue.ring is not None
+        endpoint = queue.ring.pool.endpoint
+    if size > endpoint.batch_bytes:
         return Reason.NEVER_FITS
-    if state.now_ms >= arrival.timestamp_ms + endpoint.wait_ms_max:
+    if state.now_ms >= at_ms + endpoint.wait_ms_max:
         return Reason.EXPIRED
     if 0 < meta.deadline_ms <= state.now_ms:
         return Reason.DEADLINE
-    if arrival.offset in pending:
+    if is_cancelled:
         return Reason.CANCELLED
     if queue is None:
         return None if may_wait(state, meta.tenant, meta.endpoint) else Reason.WAITING_LIMIT

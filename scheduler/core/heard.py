@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from scheduler.core.mismatch import StateMismatchError, lane_of, live_of
-from scheduler.core.queues import close, forget, land, learn, set_aside, settle, true_cost
+from scheduler.core.mismatch import StateMismatchError, lane_of
+from scheduler.core.pick.order import KEY_MASK
+from scheduler.core.queues import close, land, learn, set_aside, settle, true_cost
 from scheduler.core.seats import reseat_tenant
 from scheduler.core.state import Flight, Lane, State
-from scheduler.core.tenants import Status, TenantQueue, Use
+from scheduler.core.tenants import TenantQueue, Use
 from schemas.decisions import Step, WorkerSaid
 from schemas.policy import CostModel
 from schemas.records import End, Finished, HandedBack, Outcome, Seen, Started
@@ -28,8 +29,7 @@ def worker_said(state: State, step: WorkerSaid) -> None:
             _finished(state, step, lane, record)
         case HandedBack():
             flight = _land(state, step, lane, record.number)
-            for key, cost in flight.charged:
-                live = live_of(state, step, key, Status.DISPATCHED)
+            for live, cost in zip(flight.lives, flight.costs, strict=True):
                 if flight.started:
                     live.remember().attempt += 1
                 _settle(state, live.queue, flight, [-cost])
@@ -39,20 +39,25 @@ def worker_said(state: State, step: WorkerSaid) -> None:
 
 def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
     flight = _land(state, step, lane, record.number)
-    if [key for key, _ in flight.charged] != [outcome.key for outcome in record.outcomes]:
+    lives, costs, outcomes, unit = flight.lives, flight.costs, record.outcomes, flight.unit
+    if len(lives) != len(outcomes):
         raise StateMismatchError(state, step, "its requests are not those of the batch")
-    unit = flight.unit
-    shares = _shares(record.outcomes) if unit is CostModel.ADAPTIVE else ()
+    for live, outcome in zip(lives, outcomes, strict=True):
+        if live.order & KEY_MASK != outcome.key:
+            raise StateMismatchError(state, step, "its requests are not those of the batch")
+    shares = _shares(outcomes) if unit is CostModel.ADAPTIVE else []
     surcharges: dict[TenantQueue, list[int]] = {}
     taught: dict[Use, None] = {}
-    for number, (key, cost) in enumerate(flight.charged):
-        outcome = record.outcomes[number]
-        live = live_of(state, step, key, Status.DISPATCHED)
-        queue = live.queue
+    for number, live in enumerate(lives):
+        outcome, cost, queue = outcomes[number], costs[number], live.queue
         service_ms = shares[number] if shares else 0
         surcharge = true_cost(unit, cost, outcome, service_ms) - cost
         if surcharge:
-            surcharges.setdefault(queue, []).append(surcharge)
+            posted = surcharges.get(queue)
+            if posted is None:
+                surcharges[queue] = [surcharge]
+            else:
+                posted.append(surcharge)
         if service_ms and outcome.end is End.SUCCEEDED:
             learn(queue, live, service_ms)
             taught[queue.use] = None
@@ -62,7 +67,7 @@ def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
         _settle(state, queue, flight, posted)
     for use in taught:
         reseat_tenant(state, use)
-    forget(state)
+    state.recent.forget(state.now_ms)
 
 
 def _shares(outcomes: Sequence[Outcome]) -> list[int]:

@@ -1,7 +1,7 @@
 """A step that does not fit the state: found out here, and told as a story."""
 
 from scheduler.core.state import Lane, State
-from scheduler.core.tenants import Live, Status
+from scheduler.core.tenants import STATUS_NAMES, Live
 from schemas.decisions import Step
 from schemas.records import unpack_key
 
@@ -14,7 +14,7 @@ class StateMismatchError(Exception):
         super().__init__(f"shard {state.shard}, decision {self.seq}: {why}; the step is {step!r}")
 
 
-def live_of(state: State, step: Step, key: int, *statuses: Status) -> Live:
+def live_of(state: State, step: Step, key: int, *statuses: int) -> Live:
     """The request that a step is about, in one of the states that it may be in."""
     live = state.find(key)
     if live is not None and live.status in statuses:
@@ -22,7 +22,7 @@ def live_of(state: State, step: Step, key: int, *statuses: Status) -> Live:
     if live is None:
         raise StateMismatchError(state, step, f"request {place(state, key)} is not live")
     where = f"{live.id} at {place(state, key)}"
-    raise StateMismatchError(state, step, f"request {where} is {live.status.name.lower()}")
+    raise StateMismatchError(state, step, f"request {where} is {STATUS_NAMES[live.status]}")
 
 
 def place(state: State, key: int) -> str:

@@ -5,14 +5,21 @@ Each keeps counters and heaps in agreement; seats and turns are `scheduler.core.
 """
 
 from heapq import heappop, heappush
+from typing import Final
 
 from scheduler.core.pick.order import KEY_MASK
 from scheduler.core.seats import in_flight_changed, reseat, reseat_family
-from scheduler.core.state import RECENT_MAX, RECENT_MS, State, estimate, is_eligible
+from scheduler.core.state import State, estimate, is_eligible
 from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status, TenantQueue, Use
 from schemas.policy import CostModel
 from schemas.reasons import Reason
 from schemas.records import End, Outcome
+
+_CANCELLED: Final = End.CANCELLED
+_EXPIRED: Final = End.EXPIRED
+_SUCCEEDED: Final = End.SUCCEEDED
+_REQUEST: Final = CostModel.REQUEST
+_TOKEN: Final = CostModel.TOKEN
 
 
 def why_not(state: State, tenant: str, endpoint: str, tier: str) -> Reason | None:
@@ -70,7 +77,7 @@ def enqueue(state: State, live: Live, *, seat: bool = True) -> None:
         reseat(state, queue)
 
 
-def _take_out(live: Live, status: Status) -> None:
+def _take_out(live: Live, status: int) -> None:
     """Out of the counters of its queue and all above; the heap is the caller's."""
     queue = live.queue
     ring, family, use = queue.ring, queue.family, queue.use
@@ -101,7 +108,7 @@ def _take_out(live: Live, status: Status) -> None:
         ring.credit = 0
 
 
-def dequeue(state: State, live: Live, status: Status) -> None:
+def dequeue(state: State, live: Live, status: int) -> None:
     """Take an eligible request out of its queue; it is `status` from now on."""
     queue = live.queue
     was_head = queue.head() is live
@@ -184,7 +191,7 @@ def retoken(live: Live, tokens: int) -> None:
     """Another estimate; what is eligible counts with it, its turn is the caller's."""
     queue, more = live.queue, tokens - live.tokens
     live.tokens = tokens
-    if not more or live.status is not Status.WAITING:
+    if not more or live.status != Status.WAITING:
         return
     queue.tokens += more
     if queue.seated is not None:
@@ -232,25 +239,7 @@ def close(state: State, live: Live) -> None:
     if state.returned:
         state.returned.pop(key, None)
     del state.ids[live.id]
-    state.recent[live.id] = state.now_ms
-
-
-def remember(state: State, request_id: str) -> None:
-    """An id ended: a later publish of it is a duplicate, for a while."""
-    recent = state.recent
-    recent[request_id] = state.now_ms
-    recent.move_to_end(request_id)
-
-
-def forget(state: State) -> None:
-    """Drop ended ids that are old, or too many."""
-    recent = state.recent
-    horizon_ms = state.now_ms - RECENT_MS
-    while recent:
-        oldest = next(iter(recent))
-        if recent[oldest] >= horizon_ms and len(recent) <= RECENT_MAX:
-            return
-        del recent[oldest]
+    state.recent.add(live.id, state.now_ms)
 
 
 # --- costs
@@ -296,10 +285,11 @@ def true_cost(unit: CostModel, charged: int, outcome: Outcome, service_ms: int) 
         outcome: what the worker said.
         service_ms: the request's part of the time of its batch.
     """
-    usage = outcome.usage
-    if outcome.end in (End.CANCELLED, End.EXPIRED) and not usage.tokens and not usage.service_ms:
+    usage, end = outcome.usage, outcome.end
+    tokens: int = usage.input_tokens + usage.output_tokens
+    if (end is _CANCELLED or end is _EXPIRED) and not tokens and not usage.service_ms:
         return 0
-    if unit is CostModel.REQUEST:
+    if unit is _REQUEST:
         return charged
-    measured = usage.tokens if unit is CostModel.TOKEN else service_ms
-    return charged if outcome.end is End.SUCCEEDED and not measured else measured
+    measured = tokens if unit is _TOKEN else service_ms
+    return charged if end is _SUCCEEDED and not measured else measured

@@ -195,13 +195,13 @@ def _take_away(state: State, live: Live) -> None:
             pass
 
 
-def _give(state: State, live: Live, status: Status, reason: Reason | None) -> None:
+def _give(state: State, live: Live, status: int, reason: Reason | None) -> None:
     """Into the counters of the queue that it is in now."""
-    if status is Status.DISPATCHED:
+    if status == Status.DISPATCHED:
         launch(state, live)
     elif status in _WAITS and reason is not None:
         set_aside(state, live)
-    elif status is Status.WAITING or (status is Status.HELD and not live.not_before_ms):
+    elif status == Status.WAITING or (status == Status.HELD and not live.not_before_ms):
         enqueue(state, live)
-    elif status is Status.HELD:
+    elif status == Status.HELD:
         hold(state, live)

@@ -51,6 +51,7 @@ def use_of(state: State, pool: PoolState, tenant: str) -> Use:
 def limit(state: State, pool: PoolState, use: Use) -> None:
     """Set what the policy and the pauses say about a tenant in a pool."""
     tenant, endpoint = state.tenants.get(use.tenant), pool.endpoint
+    use.aging_ms = tenant.aging_ms if tenant else 0
     use.is_paused = state.is_paused(use.tenant, endpoint.name)
     policy = state.policy
     if tenant is None or policy is None:

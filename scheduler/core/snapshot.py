@@ -2,25 +2,21 @@
 
 `dump` writes everything but the indexes, in canonical form: equal states give equal bytes.
 Metadata of live requests is not in it: it stands in the request topics. Restoring takes
-two steps: `load` gives the state with the offsets that were live, `fill` puts the
+two steps: `load` gives the state with the offsets that were live, `refill.fill` puts the
 requests back that were read from there.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import cast
 
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.core.arrivals import Arrival, new_live
 from scheduler.core.pick import Selector
-from scheduler.core.queues import enqueue, hold, launched, set_aside
-from scheduler.core.seats import family_of, join, limit, queue_of, resume, resume_family
+from scheduler.core.recent import Recent
+from scheduler.core.seats import family_of, join, limit
 from scheduler.core.state import Flight, Lane, Part, PoolState, Ring, State
 from scheduler.core.tenants import Family, Status, TenantQueue, Use
 from schemas.policy import CostModel, Endpoint, Fairness
-from schemas.records import pack_key
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -117,7 +113,7 @@ def dump(state: State) -> bytes:
     marks: list[_Live] = []
     for live in state.lives():
         past = live.past
-        if live.status is not Status.WAITING or (past and (past.attempt or past.cancelled)):
+        if live.status != Status.WAITING or (past and (past.attempt or past.cancelled)):
             marks.append(
                 _Live(live.key, live.status, live.attempt, live.not_before_ms, live.cancelled)
             )
@@ -215,12 +211,15 @@ def load(data: bytes) -> tuple[State, list[BitMap64]]:
         pool = PoolState(dumped_pool.name, dumped_pool.endpoint, dumped_pool.prefetch, state.parts)
         state.pools[pool.name] = pool
         _load_pool(state, pool, dumped_pool)
-    state.recent = OrderedDict(dumped.recent)
+    state.recent = Recent(dumped.recent)
     state.aliases = OrderedDict(dumped.aliases)
     state.cancels = {
         (topic, partition): dict.fromkeys(at) for topic, partition, at in dumped.cancels
     }
-    state.restoring = {mark.key: mark for mark in dumped.lives}
+    state.marks = {
+        mark.key: (mark.status, mark.attempt, mark.not_before_ms, mark.cancelled)
+        for mark in dumped.lives
+    }
     return state, offsets
 
 
@@ -238,7 +237,9 @@ def _load_pool(state: State, pool: PoolState, dumped: _Pool) -> None:
         lane = Lane()
         lane.slots = dumped_lane.slots
         for dumped_flight in dumped_lane.flights:
-            flight = Flight(dumped_flight.charged, dumped_flight.unit)
+            costs = [cost for _, cost in dumped_flight.charged]
+            flight = Flight([], costs, dumped_flight.unit)
+            state.flights.append((flight, [key for key, _ in dumped_flight.charged]))
             flight.started = dumped_flight.started
             lane.flights[dumped_flight.number] = flight
         pool.lanes.append(lane)
@@ -270,43 +271,3 @@ def _load_ring(state: State, pool: PoolState, dumped: _Ring) -> None:
 
 def _at(home: Ring | Family, last: int) -> Selector | None:
     return (None, home.base, home.burst)[last]
-
-
-def fill(state: State, index: int, arrivals: Iterable[Arrival]) -> None:
-    """Put live requests of one partition back, as read from their topic, in offset order."""
-    part = state.parts[index]
-    for arrival in arrivals:
-        meta = arrival.meta
-        assert meta is not None, arrival
-        key = pack_key(index, arrival.offset)
-        queue = queue_of(state, meta.tenant, meta.endpoint, part.tier)
-        live = new_live(state, key, arrival, queue)
-        part.window.put(arrival.offset, live)
-        state.ids[live.id] = live
-        state.watch(live)
-        mark = cast("_Live | None", state.restoring.get(key))
-        status = Status(mark.status) if mark else Status.WAITING
-        if mark and (mark.attempt or mark.cancelled or mark.not_before_ms):
-            past = live.remember()
-            past.attempt, past.cancelled = mark.attempt, mark.cancelled
-            past.not_before_ms = mark.not_before_ms
-        match status:
-            case Status.WAITING:
-                enqueue(state, live, seat=False)
-            case Status.HELD:
-                hold(state, live)
-            case Status.DISPATCHED:
-                launched(live)
-            case _:
-                set_aside(state, live)
-
-
-def finish_filling(state: State) -> None:
-    """All live requests are back: let the selectors compute their turns."""
-    state.restoring = {}
-    for pool in state.pools.values():
-        for ring in pool.rings.values():
-            for queue in ring.queues.values():
-                resume(queue)
-            for family in ring.families.values():
-                resume_family(family)

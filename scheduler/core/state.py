@@ -19,6 +19,7 @@ from scheduler.core.pick.drr import DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
 from scheduler.core.pick.order import arrived_of, deadline_of
 from scheduler.core.pick.vtc import VirtualTokenCounter
+from scheduler.core.recent import Recent
 from scheduler.core.tenants import (
     OFFSET_BITS,
     OFFSET_MASK,
@@ -33,10 +34,8 @@ from scheduler.core.window import Window
 from schemas.log import Partition
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Tenant, decode_policy
 
-#: How long an ended request's id is remembered: a later publish of it is dropped.
-RECENT_MS = 3_600_000
-#: ... and how many at the most; the oldest go first.
-RECENT_MAX = 500_000
+#: Dropped duplicates that are remembered, so that a cancel of one finds its twin.
+ALIASES_MAX = 500_000
 #: Cancels kept for offsets that have not come yet, per partition; more are not waited for.
 CANCELS_MAX = 100_000
 #: How long a request waits for a policy that knows its tenant and endpoint: the policy may
@@ -85,23 +84,29 @@ class Ring:
         made.half_life_ms = self.pool.endpoint.half_life_ms
         return made
 
-    def peek(self) -> tuple[TenantQueue | Family, int] | None:
+    def peek(self) -> tuple[Any, int] | None:
         """Whose turn it is in the ring, and the turn."""
         return self.base.peek() or self.burst.peek()
 
 
 class Flight:
-    """A batch in a worker's hands: (request, what it was charged) in the batch's order.
+    """A batch in a worker's hands: its requests in order, and what each was charged.
 
     `unit` is the cost model it was charged in: after a change of the model nothing is settled.
     """
 
-    __slots__ = ("charged", "started", "unit")
+    __slots__ = ("costs", "lives", "started", "unit")
 
-    def __init__(self, charged: list[tuple[int, int]], unit: CostModel) -> None:
-        self.charged = charged
+    def __init__(self, lives: list[Live], costs: list[int], unit: CostModel) -> None:
+        self.lives = lives
+        self.costs = costs
         self.unit = unit
         self.started = False
+
+    @property
+    def charged(self) -> list[tuple[int, int]]:
+        """Key and charge of each."""
+        return [(live.key, cost) for live, cost in zip(self.lives, self.costs, strict=True)]
 
 
 class Lane:
@@ -217,7 +222,7 @@ class State:
         self.parts: list[Part] = []
         self.part_of: dict[Partition, int] = {}
         self.ids: dict[str, Live] = {}  #: requests that have not ended, by id
-        self.recent: OrderedDict[str, int] = OrderedDict()  #: ended ids -> when, oldest first
+        self.recent = Recent()  #: ids that ended
         self.aliases: OrderedDict[int, str] = OrderedDict()  #: dropped duplicates -> their id
         self.cancels: dict[Partition, dict[int, None]] = {}  #: offsets cancelled before they came
         self.pauses: dict[tuple[str, str], int] = {}  #: (tenant, endpoint), "" is all -> until
@@ -233,7 +238,9 @@ class State:
         self.seconds: list[int] = []  #: index: heap of the seconds in `timers`
         self.timed = 0  #: index: entries in `timers`, stale ones too
         self.held: list[tuple[int, int]] = []  #: index: (not before, key)
-        self.restoring: dict[int, Any] = {}  #: marks by key while a snapshot is loaded
+        #: while a snapshot is loaded: status, attempt, not before, cancelled, by key ...
+        self.marks: dict[int, tuple[int, int, int, bool]] = {}
+        self.flights: list[tuple[Flight, list[int]]] = []  #: ... and each batch's keys
 
     def adopt(self, document: bytes) -> Policy:
         """Take over a published policy and the look-ups that follow from it."""
@@ -302,7 +309,7 @@ class State:
 
     def _tidy_timers(self) -> None:
         for second, bucket in list(self.timers.items()):
-            kept = [live for live in dict.fromkeys(bucket) if live.status is not Status.ENDED]
+            kept = [live for live in dict.fromkeys(bucket) if live.status != Status.ENDED]
             if kept:
                 self.timers[second] = kept
             else:

@@ -8,11 +8,11 @@ is a parent in one ring: its children's queues share the parent's turns.
 What is marked *index* follows from the rest of the state, see `scheduler.core.state`.
 """
 
-from enum import IntEnum
 from heapq import heapify, heappop
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from scheduler.core.pick.order import KEY_MASK, arrived_of, deadline_of, key_of
+from scheduler.core.pick.turns import Member
 from schemas.policy import CostModel
 
 if TYPE_CHECKING:
@@ -20,31 +20,36 @@ if TYPE_CHECKING:
     from scheduler.core.state import Ring
 
 #: Stale entries that an index may hold beside as many valid ones before it is tidied.
-STALE_MAX = 256
+STALE_MAX: Final = 256
 #: Above every count: no limit.
-NO_LIMIT = 1 << 62
+NO_LIMIT: Final = 1 << 62
 #: What was learned of costs halves in about eleven settlements: a sixteenth is forgotten each.
-FORGET_SHIFT = 4
+FORGET_SHIFT: Final = 4
 #: Assumed of a model that nothing is known of.
-TOKEN_US = 1_000
+TOKEN_US: Final = 1_000
 
 
 #: A key is the index of a partition and an offset: `schemas.records.pack_key`.
-OFFSET_BITS = 44
-OFFSET_MASK = (1 << OFFSET_BITS) - 1
+OFFSET_BITS: Final = 44
+OFFSET_MASK: Final = (1 << 44) - 1
 
-_REQUEST, _TOKEN = CostModel.REQUEST, CostModel.TOKEN
+_REQUEST: Final = CostModel.REQUEST
+_TOKEN: Final = CostModel.TOKEN
 
 
-class Status(IntEnum):
-    """Where a request is."""
+class Status:
+    """Where a request is: plain integers, that a compiler takes for constants."""
 
-    WAITING = 0  # may be picked, unless its tenant is blocked
-    HELD = 1  # waits, not before its time, or for a policy that knows it
-    PICKED = 2  # in the batch that is being filled
-    DISPATCHED = 3  # in a worker's hands
-    RETURNED = 4  # in nobody's hands: queued again or ended by the next sweep
-    ENDED = 5  # terminal
+    WAITING: Final = 0  #: may be picked, unless its tenant is blocked
+    HELD: Final = 1  #: waits, not before its time, or for a policy that knows it
+    PICKED: Final = 2  #: in the batch that is being filled
+    DISPATCHED: Final = 3  #: in a worker's hands
+    RETURNED: Final = 4  #: in nobody's hands: queued again or ended by the next sweep
+    ENDED: Final = 5  #: terminal
+
+
+#: Their names, for messages.
+STATUS_NAMES: Final = ("waiting", "held", "picked", "dispatched", "returned", "ended")
 
 
 class Past:
@@ -73,7 +78,7 @@ class Live:
         self.given = given  #: tokens as the request was let in
         self.tokens = given  #: estimate, clamped by the endpoint
         self.inputs = inputs
-        self.status = Status.HELD
+        self.status: int = Status.HELD
         self.past: Past | None = None
 
     @property
@@ -137,8 +142,9 @@ class Use:
     """A tenant in one pool: limits, what counts against them, and learned costs."""
 
     __slots__ = (
-        "families", "guaranteed", "in_flight", "is_limited", "is_paused", "learned_tokens",
-        "learned_us", "most", "parent", "queues", "tenant", "waiting", "waiting_most",
+        "aging_ms", "families", "guaranteed", "in_flight", "is_limited", "is_paused",
+        "learned_tokens", "learned_us", "most", "parent", "queues", "tenant", "waiting",
+        "waiting_most",
     )  # fmt: skip
 
     def __init__(self, tenant: str) -> None:
@@ -146,6 +152,7 @@ class Use:
         self.parent: Use | None = None
         self.queues: list[TenantQueue] = []  #: one a tier
         self.families: list[Family] = []  #: as a parent, one a tier
+        self.aging_ms = 0  #: waiting that is worth a step of priority; 0: none is
         self.guaranteed = self.most = self.waiting_most = NO_LIMIT
         self.is_limited = False  #: index: whether `in_flight` matters
         self.is_paused = False
@@ -166,7 +173,7 @@ class Use:
         return (tokens * self.learned_us + per // 2) // per
 
 
-class TenantQueue:
+class TenantQueue(Member):
     """What waits of one tenant in one ring, and its account there.
 
     `ring` is None while no policy knows the tenant or the endpoint. A child's turns are its
@@ -174,7 +181,7 @@ class TenantQueue:
     """
 
     __slots__ = (
-        "account", "count", "endpoint", "family", "first", "heap", "inputs", "last", "ring",
+        "count", "endpoint", "family", "first", "heap", "inputs", "last", "ring",
         "seated", "tenant", "tier", "tokens", "use",
     )  # fmt: skip
 
@@ -185,7 +192,6 @@ class TenantQueue:
         self.ring = ring
         self.use = use
         self.family: Family | None = None
-        self.account: Any = None
         self.seated: Selector | None = None  #: index: the selector that it has a seat in
         self.last: Selector | None = None  #: ... or had one in last
         self.count = 0  #: index: requests that may be picked
@@ -203,12 +209,12 @@ class TenantQueue:
 
     def _find_first(self) -> Live:
         assert self.ring is not None
-        parts, waiting = self.ring.pool.parts, Status.WAITING
+        parts = self.ring.pool.parts
         heap = self.heap
         while True:
             key = heap[0] & KEY_MASK
             live = parts[key >> OFFSET_BITS].window.get(key & OFFSET_MASK)
-            if live is not None and live.status is waiting and live.queue is self:
+            if live is not None and live.status == Status.WAITING and live.queue is self:
                 return live
             heappop(heap)
 
@@ -236,7 +242,7 @@ class TenantQueue:
         return [
             live
             for live in found
-            if live is not None and live.status is Status.WAITING and live.queue is self
+            if live is not None and live.status == Status.WAITING and live.queue is self
         ]
 
     def tidy(self) -> None:
@@ -251,20 +257,19 @@ class TenantQueue:
         self.first = None
 
 
-class Family:
+class Family(Member):
     """A parent in one ring: it has the seat there and pays, its children's ring names the head.
 
     A child's visit goes on across its parent's: the children's ring keeps its pointer.
     """
 
     __slots__ = (
-        "account", "base", "burst", "count", "inputs", "last", "ring", "seated", "tokens", "use",
+        "base", "burst", "count", "inputs", "last", "ring", "seated", "tokens", "use",
     )  # fmt: skip
 
     def __init__(self, ring: "Ring", use: Use, base: "Selector", burst: "Selector") -> None:
         self.ring = ring
         self.use = use
-        self.account: Any = None
         self.base = base  #: children below what is guaranteed to them
         self.burst = burst  #: children above it
         self.seated: Selector | None = None  #: index
@@ -273,7 +278,12 @@ class Family:
 
     def peek(self) -> tuple[TenantQueue, int] | None:
         """The child whose head is next, and its turn in the ring of the children."""
-        return self.base.peek() or self.burst.peek()
+        chosen = self.base.peek() or self.burst.peek()
+        if chosen is None:
+            return None
+        child, turn = chosen
+        assert isinstance(child, TenantQueue)
+        return child, turn
 
     def head_order(self) -> int:
         """Order of the head."""

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.core.pick import turns
 from scheduler.core.pick.drr import Account, DeficitRoundRobin
 from tests.support.plain_drr import PlainRing, PlainTenant
 
@@ -12,7 +13,7 @@ DEBT_MAX = 70
 HALF_LIFE_MS = 1_000
 
 
-class Member:
+class Member(turns.Member):
     """The least that a ring needs of a tenant."""
 
     def __init__(self, name: str, increment: int) -> None:
@@ -20,6 +21,9 @@ class Member:
         self.account = Account()
         self.account.increment = increment
         self.queue: list[int] = []
+
+    def head_order(self) -> int:
+        return 0
 
 
 class Both:

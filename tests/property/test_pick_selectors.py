@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.pick import Selector
+from scheduler.core.pick import Selector, turns
 from scheduler.core.pick.drr import DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
 from scheduler.core.pick.vtc import VirtualTokenCounter
@@ -21,7 +21,7 @@ SELECTORS: list[Callable[[], Selector]] = [
 ]
 
 
-class Member:
+class Member(turns.Member):
     """A tenant whose head is a cost and an order."""
 
     def __init__(self, name: str) -> None:

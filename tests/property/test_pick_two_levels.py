@@ -8,6 +8,7 @@ settlement are posted in both; whatever changes inside may change the outer head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.core.pick import turns
 from scheduler.core.pick.drr import Account, DeficitRoundRobin
 from tests.support.plain_drr import PlainFamily, PlainRing, PlainTenant, PlainTwoLevels
 
@@ -16,7 +17,7 @@ CHILDREN = 3
 FAMILIES = 3
 
 
-class Child:
+class Child(turns.Member):
     """The least that a ring needs of a tenant."""
 
     def __init__(self, name: str, increment: int) -> None:
@@ -24,6 +25,9 @@ class Child:
         self.account = Account()
         self.account.increment = increment
         self.queue: list[int] = []
+
+    def head_order(self) -> int:
+        return 0
 
 
 class Family(Child):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.core.pick import turns
 from scheduler.core.pick.vtc import VirtualTokenCounter
 from tests.support.plain_vtc import PlainClient, PlainCounters
 
@@ -15,7 +16,7 @@ COST_MAX = 30
 RECORDED_MAX = 2**63 - 1
 
 
-class Member:
+class Member(turns.Member):
     """The least that the counters need of a tenant."""
 
     def __init__(self, ring: VirtualTokenCounter, name: str, increment: int) -> None:
@@ -23,6 +24,9 @@ class Member:
         self.account = ring.account()
         self.queue: list[int] = []
         ring.retune(self, increment)
+
+    def head_order(self) -> int:
+        return 0
 
 
 class Both:

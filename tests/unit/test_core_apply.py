@@ -241,7 +241,7 @@ def test_what_comes_back_waits_at_once_or_is_held(later_ms: int, attempt: int) -
     assert not twin.state.returned
     assert live.attempt == attempt
     assert twin.state.timed == timed + 1, "its expiry is watched again"
-    assert live.status is (Status.HELD if later_ms > 0 else Status.WAITING)
+    assert live.status == (Status.HELD if later_ms > 0 else Status.WAITING)
     assert live.not_before_ms == (twin.state.now_ms + later_ms if later_ms > 0 else 0)
     use = live.queue.use
     assert use.waiting == 1
@@ -251,7 +251,7 @@ def test_what_comes_back_waits_at_once_or_is_held(later_ms: int, attempt: int) -
         assert (use.waiting, live.status) == (1, Status.WAITING)
     apply(twin.state, Ended(key, "expired"))
     assert use.waiting == 0
-    assert twin.state.recent == {live.id: twin.state.now_ms}
+    assert dict(twin.state.recent.items()) == {live.id: twin.state.now_ms}
 
 
 def test_what_is_held_may_end_and_waits_no_longer() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.pick import Selector
+from scheduler.core.pick import Selector, turns
 from scheduler.core.pick.drr import DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
 from scheduler.core.pick.order import DEADLINE_BITS, arrived_of, deadline_of, key_of, order
@@ -17,7 +17,7 @@ COST_MAX = 100
 RECORDED_MAX = 2**63 - 1
 
 
-class Member:
+class Member(turns.Member):
     """A tenant; `at` is the order of its head."""
 
     def __init__(self, ring: Selector, increment: int = 10, at: int = 0) -> None:
@@ -332,7 +332,7 @@ def test_in_one_queue_there_is_one_seat_and_no_turn() -> None:
     assert ring.dump_account(member.account) == [1, 10]
     assert ring.peek() == (member, 0)
     ring.leave(member, COST_MAX, 0)
-    assert (member.account.seat, member.account.entry) == (0, None)
+    assert (member.account.seat, member.account.entry) == (0, -1)
     assert ring.may_borrow(member, 10**9, 1) is True
 
 

@@ -13,7 +13,7 @@ from adapters.memory import MemoryLog
 from fairlane.embed_groups import ROWS_MAX_DEFAULT
 from fairlane.embedded import one_endpoint
 from producers.core.inputs import Inputs, count
-from scheduler.core import snapshot
+from scheduler.core import refill, snapshot
 from scheduler.core.cycle import Inputs as Read
 from scheduler.core.cycle import run_cycle
 from schemas import codec
@@ -278,8 +278,8 @@ def test_a_restored_state_charges_what_the_one_before_the_crash_did() -> None:
     arrivals = [core.request("acme", "gold", inputs=many) for many in (8, 2, 5)]
     core.take(*arrivals)
     restored, (offsets,) = snapshot.load(snapshot.dump(core.state))
-    snapshot.fill(restored, 0, [found for _, found in arrivals if found.offset in offsets])
-    snapshot.finish_filling(restored)
+    refill.fill(restored, 0, [found for _, found in arrivals if found.offset in offsets])
+    refill.finish_filling(restored)
     assert [live.cost for live in restored.lives()] == [8, 2, 5]
     assert snapshot.dump(restored) == snapshot.dump(core.state)
     now_ms = core.now_ms + 10

@@ -52,41 +52,39 @@ Unit of fairness: the cost model's unit. Trade-off: a small quantum serves in sm
 This file knows nothing of tiers, of requests' order, of clocks or logs.
 """
 
-from typing import Any
+from typing import Any, Final
 
-from scheduler.core.pick.turns import Turns
+from scheduler.core.pick import Selector
+from scheduler.core.pick.turns import Member, Seat, Turns
 
 #: Idle time after which a debt is halved, unless the policy says otherwise.
-HALF_LIFE_MS = 60_000
+HALF_LIFE_MS: Final = 60_000
 #: A debt that was halved so often is nothing; a larger shift would only take time.
-_HALVINGS_MAX = 64
+_HALVINGS_MAX: Final = 64
 
 
-class Account:
+class Account(Seat):
     """What the selector keeps of one tenant in one ring. Costs are in the pool's unit."""
 
     __slots__ = (
-        "credit", "deficit", "entry", "granted", "granted_there", "idle_since_ms", "increment",
-        "left", "left_there", "seat",
+        "credit", "deficit", "granted", "granted_there", "idle_since_ms", "left", "left_there",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        super().__init__()
         self.deficit = 0  #: unspent grants; negative: debt
         self.credit = 0  #: left over when it emptied; cancels surcharges only
         self.granted = 0  #: last round whose grant is in `deficit`
-        self.seat = 0  #: place in the ring; 0: none
         self.left = 0  #: the place that it had before
-        self.increment = 1  #: quantum * weight
         self.idle_since_ms = 0  #: when it last emptied
         self.granted_there = 0  #: `granted` in the sister ring, see `cross`
         self.left_there = 0  #: likewise `left`
-        self.entry = 0  #: index: its valid entry in the ring's heap; 0: none
 
 
-class DeficitRoundRobin:
+class DeficitRoundRobin(Selector):
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("half_life_ms", "next_seat", "round", "seat", "turns")
+    __slots__ = ("next_seat", "round", "seat", "turns")
 
     def __init__(self) -> None:
         self.half_life_ms = HALF_LIFE_MS
@@ -104,7 +102,7 @@ class DeficitRoundRobin:
         account.granted, account.granted_there = account.granted_there, account.granted
         account.left, account.left_there = account.left_there, account.left
 
-    def enter(self, member: Any, cost: int, now_ms: int) -> None:
+    def enter(self, member: Member, cost: int, now_ms: int) -> None:
         """Seat a member that has eligible work again; `cost` is its head's."""
         account: Account = member.account
         self._decay(account, now_ms)
@@ -116,13 +114,13 @@ class DeficitRoundRobin:
             self.next_seat += 1
         self.reprice(member, cost)
 
-    def reprice(self, member: Any, cost: int) -> None:
+    def reprice(self, member: Member, cost: int) -> None:
         """Its head is another one now, or its account changed: compute its turn anew."""
         account: Account = member.account
         self._catch_up(account)
         self.turns.put(member, self.turn_of(member, cost))
 
-    def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
+    def leave(self, member: Member, cost_max: int, now_ms: int) -> None:
         """Take the seat of a member that has nothing eligible any more."""
         account: Account = member.account
         self._catch_up(account)
@@ -139,7 +137,7 @@ class DeficitRoundRobin:
         """The next members after the first, in order, at most `limit`; changes nothing."""
         return self.turns.following(limit)
 
-    def turn_of(self, member: Any, cost: int) -> int:
+    def turn_of(self, member: Member, cost: int) -> int:
         """Round in which a seated member's head of this cost is served; changes nothing."""
         account: Account = member.account
         deficit, granted, seat = account.deficit, account.granted, account.seat
@@ -151,14 +149,14 @@ class DeficitRoundRobin:
             return granted - (deficit - cost) // account.increment
         return granted if seat == self.seat else granted + 1  # its visit goes on, or the next
 
-    def charge(self, member: Any, cost: int, turn: int) -> None:
+    def charge(self, member: Member, cost: int, turn: int) -> None:
         """A pick in round `turn`: move the pointer there, add the grants, take the cost."""
         account: Account = member.account
         account.deficit += (turn - account.granted) * account.increment - cost
         account.granted = self.round = turn
         self.seat = account.seat
 
-    def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
+    def serve(self, member: Member, cost: int, turn: int, next_cost: int) -> None:
         """`charge`, then `reprice` at the head that follows: what nearly every pick does.
 
         The pointer stands on the member's seat now: its visit goes on while the deficit
@@ -174,7 +172,7 @@ class DeficitRoundRobin:
             turn -= (deficit - next_cost) // increment
         self.turns.put(member, turn)
 
-    def borrow(self, member: Any, cost: int) -> None:
+    def borrow(self, member: Member, cost: int) -> None:
         """A pick before the member's turn: it pays, the pointer stays.
 
         The caller reprices the member, or takes its seat.
@@ -183,7 +181,7 @@ class DeficitRoundRobin:
         self._catch_up(account)
         account.deficit -= cost
 
-    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+    def may_borrow(self, member: Member, cost: int, cost_max: int) -> bool:
         """Whether the debt that it would have then is no more than a dearest request."""
         account: Account = member.account
         passed = self.round if account.seat <= self.seat else self.round - 1
@@ -191,7 +189,7 @@ class DeficitRoundRobin:
         return account.deficit + grants - cost >= -cost_max
 
     def settle(
-        self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
+        self, member: Member, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:
         """Post true minus estimated cost; a seated member must be repriced after it."""
         account: Account = member.account
@@ -208,7 +206,7 @@ class DeficitRoundRobin:
         if not account.seat:
             _keep(account, cost_max)
 
-    def retune(self, member: Any, increment: int) -> None:
+    def retune(self, member: Member, increment: int) -> None:
         """Another quantum or weight, from the next grant on; then reprice if seated."""
         account: Account = member.account
         if account.seat:

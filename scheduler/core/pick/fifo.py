@@ -9,47 +9,43 @@ no two requests share.
 """
 
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Final
+
+from scheduler.core.pick import Selector
+from scheduler.core.pick.turns import Member, Seat
 
 #: Stale entries that the heap may hold, beside three a member.
-_STALE_MAX = 64
+_STALE_MAX: Final = 64
+#: Below every order: an account whose member has no head in the queue.
+_NONE: Final = -1
 
 
-class Seat:
-    """Whether a member is in the queue, and what another selector would need of it."""
-
-    __slots__ = ("entry", "increment", "seat")
-
-    def __init__(self) -> None:
-        self.increment = 1
-        self.seat = 0
-        self.entry: int | None = None  #: index: order of its head, as the queue knows it
-
-
-class FirstInFirstOut:
+class FirstInFirstOut(Selector):
     """One queue over all members; a member's turn is the order of its head."""
 
-    __slots__ = ("_heap", "_members", "half_life_ms")
+    __slots__ = ("_heap", "_members")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
         self._heap: list[int] = []  # orders of heads; some are stale
-        self._members: dict[int, Any] = {}  # whose head it is, by its order
+        self._members: dict[int, Member] = {}  # whose head it is, by its order
 
     def account(self) -> Seat:
         """Make a seat."""
-        return Seat()
+        seat = Seat()
+        seat.entry = _NONE
+        return seat
 
     def cross(self, account: Seat) -> None:
         """Nothing to do."""
 
-    def enter(self, member: Any, cost: int, now_ms: int) -> None:
+    def enter(self, member: Member, cost: int, now_ms: int) -> None:
         """A member has eligible work again."""
         del now_ms
         member.account.seat = 1
         self.reprice(member, cost)
 
-    def reprice(self, member: Any, cost: int) -> None:
+    def reprice(self, member: Member, cost: int) -> None:
         """Its head is another one now; what that costs plays no part."""
         del cost
         account: Seat = member.account
@@ -64,12 +60,12 @@ class FirstInFirstOut:
             self._heap = list(self._members)
             heapify(self._heap)
 
-    def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
+    def leave(self, member: Member, cost_max: int, now_ms: int) -> None:
         """It has nothing eligible any more."""
         del cost_max, now_ms
         account: Seat = member.account
         self._forget(member)
-        account.seat, account.entry = 0, None
+        account.seat, account.entry = 0, _NONE
 
     def peek(self) -> tuple[Any, int] | None:
         """Whose head is first, in round 0; changes nothing."""
@@ -93,38 +89,39 @@ class FirstInFirstOut:
             heappush(heap, order)
         return [self._members[order] for order in taken[1:]]
 
-    def turn_of(self, member: Any, cost: int) -> int:
+    def turn_of(self, member: Member, cost: int) -> int:
         """There are no rounds."""
         del member, cost
         return 0
 
-    def charge(self, member: Any, cost: int, turn: int) -> None:
+    def charge(self, member: Member, cost: int, turn: int) -> None:
         """Nothing is charged."""
 
-    def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
+    def serve(self, member: Member, cost: int, turn: int, next_cost: int) -> None:
         """The next head takes its place."""
         del cost, turn
         self.reprice(member, next_cost)
 
-    def borrow(self, member: Any, cost: int) -> None:
+    def borrow(self, member: Member, cost: int) -> None:
         """Nothing is charged."""
 
-    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+    def may_borrow(self, member: Member, cost: int, cost_max: int) -> bool:
         """Nothing is charged."""
         del member, cost, cost_max
         return True
 
     def settle(
-        self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
+        self, member: Member, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:
         """Nothing is settled."""
 
-    def retune(self, member: Any, increment: int) -> None:
+    def retune(self, member: Member, increment: int) -> None:
         """Kept for a change of the policy back to another selector."""
         member.account.increment = increment
 
-    def _forget(self, member: Any) -> None:
-        order = member.account.entry
+    def _forget(self, member: Member) -> None:
+        account: Seat = member.account
+        order = account.entry
         if self._members.get(order) is member:
             del self._members[order]
 

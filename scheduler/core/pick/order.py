@@ -25,17 +25,19 @@ All of it is one integer, so that a heap compares and keeps nothing else:
 This file knows nothing of other tenants.
 """
 
+from typing import Final
+
 #: Bits of a time: epoch milliseconds until the year 10,889.
-_TIME_BITS = 48
-_TIME_MASK = (1 << _TIME_BITS) - 1
-_KEY_BITS = 64
-KEY_MASK = (1 << _KEY_BITS) - 1
-_DEADLINE_SHIFT = _KEY_BITS + _TIME_BITS
-_URGENCY_SHIFT = _DEADLINE_SHIFT + _TIME_BITS
+_TIME_BITS: Final = 48
+_TIME_MASK: Final = (1 << 48) - 1
+_KEY_BITS: Final = 64
+KEY_MASK: Final = (1 << 64) - 1
+_DEADLINE_SHIFT: Final = 112
+_URGENCY_SHIFT: Final = 160
 #: A request without a deadline sorts after every one that has one.
-_NO_DEADLINE = _TIME_MASK
+_NO_DEADLINE: Final = _TIME_MASK
 #: Where an order has all of these bits, there is no deadline.
-DEADLINE_BITS = _TIME_MASK << _DEADLINE_SHIFT
+DEADLINE_BITS: Final = _TIME_MASK << _DEADLINE_SHIFT
 
 
 def order(priority: int, deadline_ms: int, arrived_ms: int, key: int, aging_ms: int = 0) -> int:

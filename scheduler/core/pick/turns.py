@@ -6,24 +6,48 @@ and seat, so that nothing but integers is compared; whose it is stands beside, b
 member's valid entry is in its account: what the heap holds else is stale, and skipped.
 """
 
+from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any
+from typing import Any, Final
 
 #: Enough seats for a million returns a second in nine years.
-_SEAT_BITS = 48
-_SEAT_MASK = (1 << _SEAT_BITS) - 1
+_SEAT_BITS: Final = 48
+_SEAT_MASK: Final = (1 << 48) - 1
 #: Stale entries that the heap may hold, beside three a member.
-_STALE_MAX = 64
+_STALE_MAX: Final = 64
+
+
+class Seat:
+    """What every selector keeps of a member; the selectors add their own."""
+
+    __slots__ = ("entry", "increment", "seat")
+
+    def __init__(self) -> None:
+        self.increment = 1  #: quantum * weight
+        self.seat = 0  #: place among the members; 0: none
+        self.entry = 0  #: index: its valid entry in the ring's heap; 0: none
+
+
+class Member(ABC):
+    """Who can sit in a ring: it has an `account`, made by the ring's selector."""
+
+    __slots__ = ("account",)
+
+    account: Any
+
+    @abstractmethod
+    def head_order(self) -> int:
+        """Order of its head, for a selector that looks at requests across members."""
 
 
 class Turns:
-    """A member is any object whose `account` has a `seat` above 0 and an `entry`, 0 at first."""
+    """Members whose `account` has a `seat` above 0, and an `entry` that is 0 at first."""
 
     __slots__ = ("_heap", "_members")
 
     def __init__(self) -> None:
         self._heap: list[int] = []
-        self._members: dict[int, Any] = {}
+        self._members: dict[int, Member] = {}
 
     def __len__(self) -> int:
         """How many members have a turn."""
@@ -34,9 +58,9 @@ class Turns:
         """Entries in memory, stale ones too."""
         return len(self._heap)
 
-    def put(self, member: Any, turn: int) -> None:
+    def put(self, member: Member, turn: int) -> None:
         """Give a seated member its turn, in place of the one that it had."""
-        account = member.account
+        account: Seat = member.account
         entry = turn << _SEAT_BITS | account.seat
         before = account.entry
         if entry == before:
@@ -49,12 +73,12 @@ class Turns:
             return
         heappush(self._heap, entry)
         if len(self._heap) > _STALE_MAX + 4 * len(self._members):
-            self._heap = [member.account.entry for member in self._members.values()]
+            self._heap = [seated.account.entry for seated in self._members.values()]
             heapify(self._heap)
 
-    def drop(self, member: Any) -> None:
+    def drop(self, member: Member) -> None:
         """It has no turn any more, and no seat."""
-        account = member.account
+        account: Seat = member.account
         self._members.pop(account.seat, None)
         account.seat = account.entry = 0
 
@@ -64,8 +88,10 @@ class Turns:
         while heap:
             entry = heap[0]
             member = self._members.get(entry & _SEAT_MASK)
-            if member is not None and member.account.entry == entry:
-                return member, entry >> _SEAT_BITS
+            if member is not None:
+                account: Seat = member.account
+                if account.entry == entry:
+                    return member, entry >> _SEAT_BITS
             heappop(heap)
         return None
 

@@ -31,38 +31,35 @@ and a counter has no meaning of its own in an explanation.
 This file knows nothing of tiers, of requests' order, of clocks or logs.
 """
 
-from typing import Any
+from typing import Any, Final
 
-from scheduler.core.pick.turns import Turns
+from scheduler.core.pick import Selector
+from scheduler.core.pick.turns import Member, Seat, Turns
 
 #: Fraction bits of a counter: costs of 1 stay apart at the largest quantum times weight.
-_FRACTION_BITS = 40
+_FRACTION_BITS: Final = 40
 #: A counter grows without end, a recorded number has 63 bits.
-_TURN_BITS = 62
-_TURN_MASK = (1 << _TURN_BITS) - 1
+_TURN_BITS: Final = 62
+_TURN_MASK: Final = (1 << 62) - 1
 
 
-class Counter:
+class Counter(Seat):
     """What the selector keeps of one tenant in one ring."""
 
-    __slots__ = (
-        "counter", "counter_there", "entry", "increment", "rest", "rest_there", "seat",
-    )  # fmt: skip
+    __slots__ = ("counter", "counter_there", "rest", "rest_there")
 
     def __init__(self) -> None:
+        super().__init__()
         self.counter = 0  #: service over weight, scaled
         self.rest = 0  #: what the division by the weight left over, scaled
         self.counter_there = 0  #: `counter` in the sister ring, see `cross`
         self.rest_there = 0  #: likewise `rest`
-        self.increment = 1  #: quantum * weight
-        self.seat = 0  #: place among equals; 0: none
-        self.entry = 0  #: index: its valid entry in the ring's heap; 0: none
 
 
-class VirtualTokenCounter:
+class VirtualTokenCounter(Selector):
     """One ring. A member is any object that has an `account` of the type above."""
 
-    __slots__ = ("half_life_ms", "last", "next_seat", "turns")
+    __slots__ = ("last", "next_seat", "turns")
 
     def __init__(self) -> None:
         self.half_life_ms = 0  #: plays no part
@@ -79,7 +76,7 @@ class VirtualTokenCounter:
         account.counter, account.counter_there = account.counter_there, account.counter
         account.rest, account.rest_there = account.rest_there, account.rest
 
-    def enter(self, member: Any, cost: int, now_ms: int) -> None:
+    def enter(self, member: Member, cost: int, now_ms: int) -> None:
         """Seat a member, lifted to the least of those who have work."""
         del now_ms
         account: Counter = member.account
@@ -91,12 +88,12 @@ class VirtualTokenCounter:
         self.next_seat += 1
         self.reprice(member, cost)
 
-    def reprice(self, member: Any, cost: int) -> None:
+    def reprice(self, member: Member, cost: int) -> None:
         """Its counter may have changed; what its head costs plays no part."""
         del cost
         self.turns.put(member, member.account.counter)
 
-    def leave(self, member: Any, cost_max: int, now_ms: int) -> None:
+    def leave(self, member: Member, cost_max: int, now_ms: int) -> None:
         """Take its seat; the counter stays."""
         del cost_max, now_ms
         self.turns.drop(member)
@@ -111,35 +108,35 @@ class VirtualTokenCounter:
         """The next members after the first, in order, at most `limit`; changes nothing."""
         return self.turns.following(limit)
 
-    def turn_of(self, member: Any, cost: int) -> int:
+    def turn_of(self, member: Member, cost: int) -> int:
         """Its counter, whatever the head costs: there are no rounds."""
         del cost
         counter: int = member.account.counter
         return counter & _TURN_MASK
 
-    def charge(self, member: Any, cost: int, turn: int) -> None:
+    def charge(self, member: Member, cost: int, turn: int) -> None:
         """Add the cost over the weight."""
         del turn
         _add(member.account, cost)
 
-    def serve(self, member: Any, cost: int, turn: int, next_cost: int) -> None:
+    def serve(self, member: Member, cost: int, turn: int, next_cost: int) -> None:
         """`charge`, then `reprice`: what nearly every pick does."""
         del turn, next_cost
         account: Counter = member.account
         _add(account, cost)
         self.turns.put(member, account.counter)
 
-    def borrow(self, member: Any, cost: int) -> None:
+    def borrow(self, member: Member, cost: int) -> None:
         """The same charge as of any pick; the caller reprices the member, or takes its seat."""
         _add(member.account, cost)
 
-    def may_borrow(self, member: Any, cost: int, cost_max: int) -> bool:
+    def may_borrow(self, member: Member, cost: int, cost_max: int) -> bool:
         """Its counter only grows: it is served the later."""
         del member, cost, cost_max
         return True
 
     def settle(
-        self, member: Any, surcharge: int, debt_max: int, cost_max: int, now_ms: int
+        self, member: Member, surcharge: int, debt_max: int, cost_max: int, now_ms: int
     ) -> None:
         """Post true minus estimated cost; a seated member must be repriced after it."""
         del debt_max, cost_max, now_ms
@@ -148,7 +145,7 @@ class VirtualTokenCounter:
         if not self.turns:
             self.last = max(self.last, account.counter)
 
-    def retune(self, member: Any, increment: int) -> None:
+    def retune(self, member: Member, increment: int) -> None:
         """Another weight, from the next charge on."""
         account: Counter = member.account
         if increment != account.increment:
