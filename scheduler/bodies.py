@@ -1,44 +1,296 @@
-"""Bodies of requests that have not ended."""
+"""Bodies of requests that have not ended: as many as fit a budget, the others are in the log.
 
-from collections.abc import Iterable, Mapping, Sequence
+A pick never depends on what is here: the core decides by metadata, then `take` hands out the
+bodies that the records of the cycle need and reads again those that are not here.
 
+What is kept. A body that comes while there is room stays; when the budget is used up, what
+came last is dropped, because it goes last. What is read again is read in large pieces: along
+with the bodies that are missing come those that their queues need next (`scheduler.ahead`),
+in proportion to how many each is missing, so that all run out together; what else waits in
+the same piece of the log is kept while there is room. So each piece is read about once for
+each queue that has fallen behind the others, not once a request.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from scheduler.ahead import BODY_OVERHEAD, Pass, Spans, next_of_queues, spans_of
+from scheduler.core.state import State
+from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Status
 from scheduler.inputs import Body
+from scheduler.ports import Meter
+from schemas.codec import passed_through
+from schemas.log import Log, LogError, Record, UnavailableError
+
+#: What Python's objects around one header that passes through take.
+HEADER_OVERHEAD = 180
+#: Most that is read ahead at once: about half a second of reading, nothing is picked meanwhile.
+AHEAD_BYTES = 64_000_000
+#: Two pieces of the log are read as one when no more is between them: a client that begins
+#: anew costs about as much.
+MERGE_BYTES = 4_000_000
+#: A piece of the log of which less than one part in so many is needed is scattered: then more
+#: is read ahead, since the whole piece is read anyway.
+SCATTERED = 4
+#: Records of one poll, how long it waits, and how many in a row may stay empty.
+POLL_RECORDS = 10_000
+POLL_S = 0.1
+SILENT_POLLS_MAX = 300
+
+
+class Limits(NamedTuple):
+    """What a scheduler may hold in memory, all its shards together."""
+
+    body_bytes: int = 1 << 30  #: of bodies, with what Python needs around them
+    live_max: int = 8_000_000  #: requests that have not ended, about 0.7 kB each without bodies
+
+
+#: Where nothing else is said.
+USUAL = Limits()
+
+
+class LostBodiesError(LogError):
+    """Bodies of requests that have not ended are not in the log any more."""
 
 
 class Bodies:
-    """Bodies by key (`schemas.records.pack_key`)."""
+    """Bodies by key (`schemas.records.pack_key`).
 
-    def __init__(self) -> None:
+    Between two cycles, after `fit`, they take at most `budget` bytes.
+
+    Args:
+        log: where the requests are.
+        budget: bytes, with what Python needs around them.
+    """
+
+    def __init__(self, log: Log, budget: int = USUAL.body_bytes) -> None:
+        self._log = log
+        self.budget = budget
+        self.resident_bytes = 0
+        self.dropped = 0  #: bodies that were let go while their requests were live
+        self.read_again = 0  #: bodies that were needed and had to be read again
+        self.read_bytes = 0  #: ... and what was read for them, neighbours included
+        self._told = (0, 0, 0)
+        self._state: State | None = None
+        #: as they came, the newest last; it goes first
         self._kept: dict[int, Body] = {}
+        #: read ahead, the oldest first; it goes first: what stays is not picked
+        self._ahead: dict[int, Body] = {}
+        self._ahead_bytes = 0
+        self._is_tight = False  #: whether bodies of live requests are missing
 
     def __len__(self) -> int:
         """How many are in memory."""
-        return len(self._kept)
+        return len(self._kept) + len(self._ahead)
+
+    def follow(self, state: State) -> None:
+        """Look requests up in this state from now on: `take` needs it for what is not here."""
+        self._state = state
+        self.fit(len(state.ids))
+
+    # --- in
 
     def keep(self, key: int, body: Body) -> None:
-        """Take one in."""
-        self._kept[key] = body
+        """Take one in, if there is room."""
+        weight = _weight((body,))
+        if self.resident_bytes + weight > self.budget:
+            self.dropped += 1
+            self._is_tight = True
+        else:
+            self._kept[key] = body
+            self.resident_bytes += weight
 
     def keep_all(self, bodies: Mapping[int, Body]) -> None:
-        """Take what was read in."""
+        """Take in what was just read, until `fit` is called at least; none may be here yet."""
         self._kept.update(bodies)
+        self.resident_bytes += _weight(bodies.values())
+
+    # --- out
 
     def take(self, keys: Sequence[int]) -> list[Body]:
-        """Bodies of requests that a cycle's records need, in the order of the keys."""
+        """Bodies of requests that a cycle's records need, in the order of the keys.
+
+        They stay, for the case that they are handed back, unless others are missing.
+
+        Raises:
+            LostBodiesError: the log does not hold one any more.
+            PositionLostError: likewise.
+            UnavailableError: the log does not answer.
+        """
         kept = self._kept
-        return [kept[key] for key in keys]
+        if not self._is_tight:
+            try:
+                return [kept[key] for key in keys]
+            except KeyError:
+                self._is_tight = True
+        ahead = self._ahead
+        found = {key: body for key in keys if (body := kept.get(key) or ahead.get(key))}
+        missing = [key for key in keys if key not in found]
+        self.drop_all(keys)
+        if missing:
+            found.update(self._read_again(missing))
+        return [found[key] for key in keys]
 
     def drop(self, key: int) -> None:
         """Forget the body of a request that has ended."""
-        self._kept.pop(key, None)
+        self.drop_all((key,))
 
-    def drop_all(self, keys: Iterable[int]) -> None:
-        """Forget the bodies of requests that have ended."""
+    def drop_all(self, keys: Sequence[int]) -> None:
+        """Forget the bodies of requests that have ended; some may not be here."""
         pop = self._kept.pop
-        for key in keys:
-            pop(key, None)
+        self.resident_bytes -= _weight([body for key in keys if (body := pop(key, None))])
+        if self._ahead:
+            pop = self._ahead.pop
+            weight = _weight([body for key in keys if (body := pop(key, None))])
+            self._ahead_bytes -= weight
+            self.resident_bytes -= weight
 
-    def retain(self, keys: Iterable[int]) -> None:
-        """Forget all but these."""
-        kept = self._kept
-        self._kept = {key: kept[key] for key in keys if key in kept}
+    def fit(self, live: int) -> None:
+        """Let go of what is above the budget; `live` is how many requests have not ended."""
+        self._make_room(0)
+        if len(self) >= live:
+            self._is_tight = False
+
+    def _make_room(self, size: int) -> None:
+        """Drop what goes last until so many bytes more fit: the newest, then what stays ahead."""
+        most = self.budget - size
+        while self.resident_bytes > most and self._kept:
+            _, body = self._kept.popitem()
+            self.resident_bytes -= _weight((body,))
+            self.dropped += 1
+            self._is_tight = True
+        while self.resident_bytes > most and self._ahead:
+            self._drop_oldest_ahead()
+
+    def _drop_oldest_ahead(self) -> None:
+        weight = _weight((self._ahead.pop(next(iter(self._ahead))),))
+        self._ahead_bytes -= weight
+        self.resident_bytes -= weight
+        self.dropped += 1
+        self._is_tight = True
+
+    # --- again
+
+    def _read_again(self, missing: list[int]) -> dict[int, Body]:
+        """Read what is missing, and with it what is needed next; nothing else is picked now."""
+        state = self._state
+        assert state is not None
+        spans, planned = self._plan(state, missing)
+        self._let_go_ahead(sum(planned.values()) + len(planned) * BODY_OVERHEAD)
+        found: dict[int, Body] = {}
+        wanted = set(missing)
+        indexes = state.part_of
+        for positions in spans.passes():
+            for record in self._read(positions):
+                key = indexes[record.topic, record.partition] << OFFSET_BITS | record.offset
+                if key in wanted:
+                    found[key] = _body_of(record)
+                elif key in planned or self._is_welcome(key, len(record.value)):
+                    self._put_ahead(key, _body_of(record))
+        if len(found) != len(wanted):
+            lost = sorted(wanted - found.keys())
+            raise LostBodiesError(
+                f"{_place(state, lost[0])}: the bodies of {len(lost)} accepted requests, up to "
+                f"{_place(state, lost[-1])}, are not in the log any more"
+            )
+        self.read_again += len(missing)
+        return found
+
+    def _plan(self, state: State, missing: list[int]) -> tuple[Spans, dict[int, int]]:
+        """Pieces to read, and what of it is read ahead: key and size.
+
+        More is read ahead when that is scattered over the log.
+        """
+        sizes = {key: live.size for key in missing if (live := state.find(key))}
+        usual = sum(sizes.values()) // len(sizes) if sizes else MERGE_BYTES
+        most = self.budget // 4
+        for size in (min(most, AHEAD_BYTES), most):
+            planned = {
+                key: weight
+                for key, weight in next_of_queues(state, missing, size).items()
+                if key not in self._kept and key not in self._ahead
+            }
+            needed = dict.fromkeys(missing, usual) | sizes | planned
+            spans = spans_of(state, needed, min(MERGE_BYTES, size // 8))
+            if spans.read_bytes <= SCATTERED * spans.needed_bytes:
+                break
+        return spans, planned
+
+    def _let_go_ahead(self, size: int) -> None:
+        """Make room for what is read ahead, at most half of the budget.
+
+        What was read ahead longest ago goes first: what is picked does not stay so long.
+        """
+        most = self.budget // 2 - size
+        while self._ahead and self._ahead_bytes > most:
+            self._drop_oldest_ahead()
+        self._make_room(size)
+
+    def _is_welcome(self, key: int, size: int) -> bool:
+        """Whether a neighbour of what is read again is kept: it is live, and there is room."""
+        size += BODY_OVERHEAD
+        if self._ahead_bytes + size > self.budget // 2 or self.resident_bytes + size > self.budget:
+            return False
+        state = self._state
+        assert state is not None
+        live = state.find(key)
+        return live is not None and live.status in (Status.WAITING, Status.HELD)
+
+    def _put_ahead(self, key: int, body: Body) -> None:
+        if key not in self._kept and key not in self._ahead:
+            weight = _weight((body,))
+            self._ahead[key] = body
+            self._ahead_bytes += weight
+            self.resident_bytes += weight
+
+    def _read(self, positions: Pass) -> Iterator[Record]:
+        """Every record of these ranges [start, stop), and some beyond them."""
+        with closing(self._log.reader()) as reader:
+            reader.assign({partition: start for partition, (start, _) in positions.items()})
+            silent = 0
+            while not all(reader.reached(part, stop) for part, (_, stop) in positions.items()):
+                records = reader.poll(POLL_RECORDS, POLL_S)
+                self.read_bytes += sum([len(record.value) for record in records])
+                yield from records
+                silent = 0 if records else silent + 1
+                if silent == SILENT_POLLS_MAX:
+                    raise UnavailableError(f"{sorted(positions)}: bodies to read again don't come")
+
+    # --- for people
+
+    def measure(self, meter: Meter, shard: int) -> None:
+        """Tell what is here, and what happened since the last time."""
+        name = str(shard)
+        meter.gauge("scheduler_body_bytes", self.resident_bytes, shard=name)
+        counts = self.dropped, self.read_again, self.read_bytes
+        if counts == self._told:
+            return
+        dropped, read_again, read_bytes = self._told
+        meter.count("scheduler_bodies_dropped", self.dropped - dropped, shard=name)
+        meter.count("scheduler_bodies_read_again", self.read_again - read_again, shard=name)
+        meter.count("scheduler_bodies_read_bytes", self.read_bytes - read_bytes, shard=name)
+        self._told = counts
+
+
+def _weight(bodies: Iterable[Body]) -> int:
+    """Bytes that they take."""
+    sizes = [
+        len(value) + BODY_OVERHEAD if not headers else _with_headers(value, headers)
+        for value, headers in bodies
+    ]
+    return sum(sizes)
+
+
+def _with_headers(value: bytes, headers: tuple[tuple[str, bytes], ...]) -> int:
+    named = sum([len(name) + len(content) + HEADER_OVERHEAD for name, content in headers])
+    return len(value) + BODY_OVERHEAD + named
+
+
+def _body_of(record: Record) -> Body:
+    return Body(record.value, passed_through(record.headers))
+
+
+def _place(state: State, key: int) -> str:
+    topic, number = state.parts[key >> OFFSET_BITS].partition
+    return f"{topic}[{number}]@{key & OFFSET_MASK}"

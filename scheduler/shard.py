@@ -7,7 +7,7 @@ mismatch) drops the state: the log can rebuild it.
 
 from collections.abc import Callable, Sequence
 
-from scheduler.bodies import Bodies
+from scheduler.bodies import USUAL, Bodies, Limits, LostBodiesError
 from scheduler.core.batches import due_ms
 from scheduler.core.cycle import run_cycle
 from scheduler.core.decided import Cycle
@@ -19,6 +19,7 @@ from scheduler.inputs import Fault, InputReader, Taken
 from scheduler.ports import Clock, Meter, Notes
 from scheduler.publish import Outgoing, Publisher, decision_of, keys_of
 from scheduler.recovery import RecoveryError, recover, take_over
+from scheduler.story import WAY_OUT
 from schemas.codec import chain, encode, header
 from schemas.decisions import Arrived, Chain, SnapshotChunk, WorkerSaid
 from schemas.log import (
@@ -61,6 +62,7 @@ class Shard:
         clock: Clock,
         meter: Meter,
         notes: Notes,
+        limits: Limits = USUAL,
     ) -> None:
         self.shard = shard
         self._log = log
@@ -73,7 +75,8 @@ class Shard:
         self._inputs = InputReader(log, self._reader, topics, shard)
         self.state = State(shard)
         self.ready = False  #: whether `turn` may be called; else `take_over` first
-        self.bodies = Bodies()
+        self.limits = limits  #: what it may hold in memory; may be changed between turns
+        self.bodies = self._no_bodies()
         self._digest = b""
         self._snapshot = -1
         self._snapshot_ms = 0
@@ -105,7 +108,8 @@ class Shard:
         if recovered.state.seq == 0:
             self._check_new()
         self.state = recovered.state
-        self.bodies = Bodies() if recovered.bodies is None else recovered.bodies
+        self.bodies = self._no_bodies() if recovered.bodies is None else recovered.bodies
+        self.bodies.follow(self.state)
         story = recovered.story
         self._digest = story.digest
         self._snapshot = story.snapshot
@@ -120,7 +124,10 @@ class Shard:
         )
 
     def _fold(self) -> Fold:
-        return Fold(self._log, self._topics, self.shard, self._notes, Bodies())
+        return Fold(self._log, self._topics, self.shard, self._notes, self._no_bodies())
+
+    def _no_bodies(self) -> Bodies:
+        return Bodies(self._log, self.limits.body_bytes)
 
     def _check_new(self) -> None:
         """An empty `decisions` beside frontiers means that it was lost, not that all is new."""
@@ -181,6 +188,8 @@ class Shard:
             place = unread.record.place
             self._notes.warning("unreadable", place=place, error=unread.detail)
         is_busy = self._decide(cycle, taken.faults)
+        self.bodies.budget = self.limits.body_bytes
+        self.bodies.fit(len(self.state.ids))
         if self.state.document != document:
             self._follow()
         self._housekeeping(self._now())
@@ -223,7 +232,13 @@ class Shard:
 
     def _publish(self, cycle: Cycle, faults: Sequence[Fault]) -> None:
         keys = keys_of(self.state, cycle)
-        publisher = Publisher(self._topics, keys, self.bodies.take(keys))
+        try:
+            bodies = self.bodies.take(keys)
+        except (LostBodiesError, PositionLostError) as error:
+            raise RecoveryError(
+                f"{error}: requests that wait can't be served. {WAY_OUT}"
+            ) from error
+        publisher = Publisher(self._topics, keys, bodies)
         value = encode(decision_of(self.state, cycle))
         digest = chain(self._digest, value)
         seal = Chain(VERSION, self.state.seq, digest, self._snapshot)
@@ -325,6 +340,7 @@ class Shard:
             meter.count("scheduler_ended", reason=reason)
         for name, pool in self.state.pools.items():
             meter.gauge("scheduler_waiting", pool.waiting, pool=name)
+        self.bodies.measure(meter, self.shard)
 
     def close(self) -> None:
         """Free the clients; nothing is open between two turns."""

@@ -1,0 +1,122 @@
+"""What to read again: which bodies are needed soon, and which pieces of the log hold them.
+
+Theory. Requests of one queue leave in its order, whatever the other queues do. So after a
+queue's first missing body the next ones are known, and how far to read ahead for a queue
+follows from how often it is picked: in proportion to how many of its bodies a cycle missed.
+Then all queues run out at about the same time, and each piece of the log is read about once
+for each group of queues that go through it together.
+
+Nothing is read here; sizes are those of the metadata.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from scheduler.core.pick.order import KEY_MASK
+from scheduler.core.state import State
+from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status, TenantQueue
+from schemas.log import Partition
+
+#: What Python's objects around one body take: the body's, its bytes', its key's, its entry's.
+BODY_OVERHEAD = 240
+
+#: By partition: the first offset to read, and the one behind the last.
+Pass = dict[Partition, tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Spans:
+    """Pieces of the log, ascending in each partition."""
+
+    pieces: dict[Partition, list[tuple[int, int]]]
+    needed_bytes: int  #: of what they are read for
+    read_bytes: int  #: of all that stands there, by estimate
+
+    def passes(self) -> Iterator[Pass]:
+        """What to read at once: one piece of each partition."""
+        for rank in range(max(map(len, self.pieces.values()), default=0)):
+            yield {
+                partition: pieces[rank]
+                for partition, pieces in self.pieces.items()
+                if rank < len(pieces)
+            }
+
+
+def next_of_queues(state: State, missing: Sequence[int], most: int) -> dict[int, int]:
+    """Keys and sizes of what the queues of the missing requests need next.
+
+    Args:
+        state: where requests are looked up.
+        missing: keys of requests that were picked.
+        most: bytes in memory, shared out to the queues in proportion to what they miss.
+    """
+    counts: dict[TenantQueue, int] = {}
+    total = 0
+    for key in missing:
+        live = state.find(key)
+        if live is not None and live.queue.ring is not None:
+            counts[live.queue] = counts.get(live.queue, 0) + 1
+            total += 1
+    found: dict[int, int] = {}
+    for queue, count in counts.items():
+        left = most * count // total
+        for live in in_order(state, queue):
+            left -= live.size + BODY_OVERHEAD
+            if left < 0:
+                break
+            found[live.key] = live.size
+    return found
+
+
+def in_order(state: State, queue: TenantQueue) -> Iterator[Live]:
+    """A queue's requests as they will go, without taking the heap apart.
+
+    The next of a heap is a child of one that was met: so n of a million cost n log n.
+    """
+    heap = queue.heap
+    size = len(heap)
+    front = [(heap[0], 0)] if heap else []
+    while front:
+        order, at = heappop(front)
+        for child in (2 * at + 1, 2 * at + 2):
+            if child < size:
+                heappush(front, (heap[child], child))
+        live = state.find(order & KEY_MASK)
+        if live is not None and live.status is Status.WAITING and live.queue is queue:
+            yield live
+
+
+def spans_of(state: State, sizes: dict[int, int], merge_bytes: int) -> Spans:
+    """Pieces of the log that hold these keys.
+
+    Args:
+        state: tells the partitions.
+        sizes: bytes by key.
+        merge_bytes: two are read as one when no more stands between them, by estimate.
+    """
+    needed = sum(sizes.values())
+    mean = max(1, needed // max(1, len(sizes)))
+    gap_max = merge_bytes // mean
+    pieces: dict[Partition, list[tuple[int, int]]] = {}
+    offsets = 0
+    start = stop = last = -1
+    for key in sorted(sizes):
+        if key - last > gap_max or key >> OFFSET_BITS != last >> OFFSET_BITS:
+            if start >= 0:
+                offsets += _add(pieces, state, start, stop)
+            start = key
+        last = key
+        stop = key + 1
+    if start >= 0:
+        offsets += _add(pieces, state, start, stop)
+    return Spans(pieces, needed, offsets * mean)
+
+
+def _add(
+    pieces: dict[Partition, list[tuple[int, int]]], state: State, start: int, stop: int
+) -> int:
+    partition = state.parts[start >> OFFSET_BITS].partition
+    piece = start & OFFSET_MASK, (stop - 1 & OFFSET_MASK) + 1
+    pieces.setdefault(partition, []).append(piece)
+    return piece[1] - piece[0]
