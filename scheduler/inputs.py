@@ -42,6 +42,9 @@ POLL_MAX = 4_000
 BY_VALUE_BYTES_MAX = 400_000
 
 
+_HEADER_CHARS = len(HEADER)
+
+
 class Body(NamedTuple):
     """A request's body and the headers that pass through, untouched."""
 
@@ -71,10 +74,13 @@ class Fault:
 
 @dataclass(slots=True)
 class Taken:
-    """One poll: inputs for the core, bodies by place, and what could not be read."""
+    """One poll: inputs for the core, and what could not be read.
+
+    `bodies` are those of `inputs.requests`: a list for each range, one for each arrival.
+    """
 
     inputs: Inputs
-    bodies: dict[tuple[Partition, int], Body] = field(default_factory=dict)
+    bodies: list[list[Body]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -101,18 +107,20 @@ def read_requests(records: Iterable[Record]) -> tuple[list[Arrival], list[Body]]
     for record in records:
         _, _, offset, timestamp_ms, _, value, headers = record
         meta = None
-        extra = headers[1:]
+        extra: tuple[tuple[str, bytes], ...] = ()
         if headers and headers[0][0] == HEADER:
             data = headers[0][1]
-            size = len(value) + len(HEADER) + len(data)
+            size = len(value) + _HEADER_CHARS + len(data)
             try:
                 meta = decode(data)
             except (ValueError, RecursionError):
                 meta = None  # told with its place below
-            for name, content in extra:
-                size += len(name) + len(content)
-                if name == HEADER:
-                    meta = None
+            if len(headers) > 1:
+                extra = headers[1:]
+                for name, content in extra:
+                    size += len(name) + len(content)
+                    if name == HEADER:
+                        meta = None
         if meta is None or meta.v != VERSION:
             arrival, body = read_request(record)
             arrivals.append(arrival)
@@ -231,7 +239,7 @@ class InputReader:
     def _sort_out(self, state: State, records: list[Record]) -> Taken:
         """Partition by partition; each has its records in order, whatever lies between them."""
         taken = Taken(Inputs())
-        ranges: dict[Partition, RequestRange] = {}
+        ranges: dict[Partition, tuple[RequestRange, list[Body]]] = {}
         by_value: dict[Partition, list[Record]] = {}
         for partition, run in runs(records):
             tier = self._assigned.get(partition)
@@ -240,19 +248,19 @@ class InputReader:
             if not tier:
                 by_value.setdefault(partition, []).extend(run)
                 continue
-            read = ranges.get(partition)
-            if read is None:
+            if partition not in ranges:
                 index = state.part_of.get(partition)
                 start = self._starts[partition] if index is None else state.parts[index].position
-                read = ranges[partition] = RequestRange(*partition, tier, start, start, [])
-            arrivals, bodies = read_requests(run)
-            read.arrivals += arrivals
+                ranges[partition] = RequestRange(*partition, tier, start, start, []), []
+            read, bodies = ranges[partition]
+            more_arrivals, more_bodies = read_requests(run)
+            read.arrivals += more_arrivals
+            bodies += more_bodies
             read.stop = run[-1].offset + 1
-            taken.bodies.update(
-                ((partition, arrival.offset), body)
-                for arrival, body in zip(arrivals, bodies, strict=True)
-            )
-        taken.inputs.requests = [ranges[partition] for partition in sorted(ranges)]
+        for partition in sorted(ranges):
+            read, bodies = ranges[partition]
+            taken.inputs.requests.append(read)
+            taken.bodies.append(bodies)
         self._read_values(taken, [record for name in sorted(by_value) for record in by_value[name]])
         return taken
 

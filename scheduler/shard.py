@@ -21,7 +21,7 @@ from scheduler.publish import Outgoing, Publisher, decision_of, keys_of
 from scheduler.recovery import RecoveryError, recover, take_over
 from scheduler.story import WAY_OUT
 from schemas.codec import chain, encode, header
-from schemas.decisions import Arrived, Chain, SnapshotChunk, WorkerSaid
+from schemas.decisions import Arrived, Chain, Picked, SnapshotChunk, WorkerSaid
 from schemas.log import (
     AbortedError,
     Commit,
@@ -209,18 +209,18 @@ class Shard:
         return True
 
     def _keep_bodies(self, taken: Taken) -> None:
-        part_of = self.state.part_of
-        self.bodies.keep_all(
-            {
-                part_of[partition] << OFFSET_BITS | offset: body
-                for (partition, offset), body in taken.bodies.items()
-            }
-        )
+        """Keep what was read, also of what is refused: until it is published."""
+        for requests, bodies in zip(taken.inputs.requests, taken.bodies, strict=True):
+            base = self.state.part_of[requests.topic, requests.partition] << OFFSET_BITS
+            keys = [base | arrival[0] for arrival in requests.arrivals]
+            self.bodies.keep_all(dict(zip(keys, bodies, strict=True)))
 
     def _forget_bodies(self, cycle: Cycle) -> None:
         """Drop the bodies of what is not live any more, after a cycle is published."""
         ended = [live.key for live, _ in cycle.ended]
         for step in cycle.steps:
+            if isinstance(step, Picked):
+                break  # everything that was read stands before the first pick
             if isinstance(step, Arrived) and step.refused:
                 base = self.state.part_of[step.topic, step.partition] << OFFSET_BITS
                 ended += [base | offset for offset, _ in step.refused]
