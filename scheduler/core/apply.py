@@ -86,18 +86,18 @@ def apply(  # noqa: C901 - one case a step
 def _picked(state: State, step: Picked) -> None:
     live = live_of(state, step, step.key, Status.WAITING)
     _check_pick(state, step, live)
-    picked(state, step, live)
+    picked(state, live, step.cost, step.round, step.inner_round)
 
 
-def picked(state: State, step: Picked, live: Live) -> None:
+def picked(state: State, live: Live, cost: int, turn: int, inner_turn: int) -> None:
     """A pick that fits the state, as one does that was just chosen."""
     ring = live.queue.ring
     assert ring is not None
     if ring.pool.has_floors:
-        _earn(ring, step.cost)
-    pick(state, live, step.cost, step.round, step.inner_round)
+        _earn(ring, cost)
+    pick(state, live, cost, turn, inner_turn)
     state.open.append(live)
-    state.open_costs.append(step.cost)
+    state.open_costs.append(cost)
 
 
 def _earn(picked_from: Ring, cost: int) -> None:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from scheduler.core.pick.order import order
+from scheduler.core.pick.order import AT_MS_MAX, order
 from scheduler.core.queues import enqueue, hold
 from scheduler.core.seats import queue_of
 from scheduler.core.state import ALIASES_MAX, Part, State, estimate
@@ -52,15 +52,20 @@ def find_queue(state: State, part: Part, meta: Request) -> TenantQueue:
 
 def admit(state: State, index: int, arrival: Arrival, queue: TenantQueue) -> None:
     """Take a request in: live, timed, eligible unless no policy knows it yet."""
-    offset = arrival[0]
+    offset, at_ms, _, meta, _, _ = arrival
     live = new_live(index << OFFSET_BITS | offset, arrival, queue)
     state.parts[index].window.put(offset, live)
     state.ids[live.id] = live
-    if queue.ring is None:
+    ring = queue.ring
+    if ring is None:
         hold(state, live)
+        state.watch(live)
+        return
+    enqueue(state, live)
+    if meta is None or meta.deadline_ms or not 0 <= at_ms <= AT_MS_MAX:
+        state.watch(live)
     else:
-        enqueue(state, live)
-    state.watch(live)
+        state.watch_until(live, at_ms + ring.pool.wait_ms_max)
 
 
 def new_live(key: int, arrival: Arrival, queue: TenantQueue) -> Live:
@@ -72,16 +77,10 @@ def new_live(key: int, arrival: Arrival, queue: TenantQueue) -> Live:
     inputs = meta.inputs  # as it was let in; a policy that now lets fewer in makes it no cheaper
     if not 1 <= inputs <= INPUTS_MAX:
         inputs = min(max(1, inputs), INPUTS_MAX)
-    live = Live(
-        meta.id,
-        queue,
-        order(meta.priority, meta.deadline_ms, at_ms, key, aging_ms),
-        size,
-        meta.input_tokens + meta.output_tokens_max,
-        inputs,
-    )
+    place = order(meta.priority, meta.deadline_ms, at_ms, key, aging_ms)
+    live = Live(meta.id, queue, place, size, meta.input_tokens + meta.output_tokens_max, inputs)
     if ring is not None:
-        live.tokens = estimate(live, ring.pool.endpoint)
+        live.tokens = estimate(live, ring.pool)
     return live
 
 

@@ -125,9 +125,9 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
         if picked and (alone or not room.fits(live)):
             _overtake(state, cycle, ring, room, picked)
             break
-        step = Picked(packed & KEY_MASK, queue.cost(live), turn, seat, inner_turn, inner_seat)
-        picked_now(state, step, live)
-        steps.append(step)
+        cost = queue.cost(live)
+        steps.append(Picked(packed & KEY_MASK, cost, turn, seat, inner_turn, inner_seat))
+        picked_now(state, live, cost, turn, inner_turn)
         picked.append(live)
         room.take(live)
         cycle.body_bytes += live.size

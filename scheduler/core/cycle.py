@@ -280,12 +280,14 @@ def _judge(  # noqa: C901, PLR0911, PLR0912 - one return a reason
         if reason is not None:
             return reason
         endpoint = state.endpoints[meta.endpoint]
+        bytes_max, wait_ms_max = endpoint.batch_bytes, endpoint.wait_ms_max
     else:
         assert queue.ring is not None
-        endpoint = queue.ring.pool.endpoint
-    if size > endpoint.batch_bytes:
+        pool = queue.ring.pool
+        bytes_max, wait_ms_max = pool.bytes_max, pool.wait_ms_max
+    if size > bytes_max:
         return Reason.NEVER_FITS
-    if state.now_ms >= at_ms + endpoint.wait_ms_max:
+    if state.now_ms >= at_ms + wait_ms_max:
         return Reason.EXPIRED
     if 0 < meta.deadline_ms <= state.now_ms:
         return Reason.DEADLINE

@@ -268,7 +268,7 @@ def learn(queue: TenantQueue, live: Live, service_ms: int) -> None:
     """Take a measured service in; the tenant's seats are the caller's: its heads cost another."""
     if queue.ring is None:
         return
-    tokens = estimate(live, queue.ring.pool.endpoint)
+    tokens = estimate(live, queue.ring.pool)
     queue.use.learn(service_ms * 1_000, tokens)
     queue.ring.pool.learned.learn(service_ms * 1_000, tokens)
 

@@ -173,7 +173,7 @@ def _reconsider(state: State, live: Live, aging_before_ms: int) -> None:
         key, arrived_ms = live.key, live.arrived_ms
         live.order = order(priority, live.deadline_ms, arrived_ms, key, aging_ms)
     if home.ring is not None:
-        retoken(live, estimate(live, home.ring.pool.endpoint))
+        retoken(live, estimate(live, home.ring.pool))
     if not stays:
         live.queue = home
         _give(state, live, status, reason)

@@ -123,8 +123,9 @@ class PoolState:
     """One pool: its rings in tier order, its lanes, what waits in it, who uses it."""
 
     __slots__ = (
-        "cost_max", "debt_max", "endpoint", "has_floors", "inputs", "lanes", "learned",
-        "name", "oldest", "parts", "prefetch", "rings", "tokens", "unit", "uses", "waiting",
+        "bytes_max", "cost_max", "debt_max", "endpoint", "has_floors", "inputs", "lanes",
+        "learned", "name", "oldest", "parts", "prefetch", "rings", "tokens", "tokens_one",
+        "unit", "uses", "wait_ms_max", "waiting",
     )  # fmt: skip
 
     def __init__(self, name: str, endpoint: Endpoint, prefetch: int, parts: "list[Part]") -> None:
@@ -139,6 +140,9 @@ class PoolState:
         self.has_floors = False
         self.unit = endpoint.cost  #: index
         self.cost_max = self.debt_max = 1  #: index
+        self.tokens_one = 0  #: index: tokens up to which no request's estimate is clamped
+        self.bytes_max = endpoint.batch_bytes  #: index
+        self.wait_ms_max = endpoint.wait_ms_max  #: index
         self.waiting = 0  #: index: eligible requests
         self.inputs = 0  #: index: their inputs
         self.tokens = 0  #: index: their estimates
@@ -152,6 +156,8 @@ class PoolState:
         """
         endpoint = self.endpoint
         self.unit = unit = endpoint.cost
+        self.tokens_one = min(endpoint.tokens_max, endpoint.batch_tokens)
+        self.bytes_max, self.wait_ms_max = endpoint.batch_bytes, endpoint.wait_ms_max
         inputs = max(1, endpoint.inputs_max)
         if unit is CostModel.REQUEST:
             self.cost_max = inputs
@@ -281,7 +287,7 @@ class State:
         """When a request that still waits is ended."""
         queue, packed = live.queue, live.order
         if queue.ring is not None:
-            wait_ms = queue.ring.pool.endpoint.wait_ms_max
+            wait_ms = queue.ring.pool.wait_ms_max
         else:
             endpoint = self.endpoints.get(queue.endpoint)
             wait_ms = min(endpoint.wait_ms_max if endpoint else POLICY_WAIT_MS, POLICY_WAIT_MS)
@@ -291,7 +297,11 @@ class State:
 
     def watch(self, live: Live) -> None:
         """Index a request by the second after which it has expired."""
-        second = -(-self.expires_ms(live) // 1000)
+        self.watch_until(live, self.expires_ms(live))
+
+    def watch_until(self, live: Live, expires_ms: int) -> None:
+        """Likewise, where `expires_ms` is at hand."""
+        second = -(-expires_ms // 1000)
         bucket = self.timers.get(second)
         if bucket is None:
             bucket = self.timers[second] = []
@@ -346,10 +356,10 @@ def tokens_max(endpoint: Endpoint, inputs: int) -> int:
     return min(inputs * endpoint.tokens_max, endpoint.batch_tokens)
 
 
-def estimate(live: Live, endpoint: Endpoint) -> int:
+def estimate(live: Live, pool: PoolState) -> int:
     """Tokens of a request: at least what its body is worth, at most what the endpoint takes."""
     tokens, floor = live.given, live.size // FLOOR_BYTES_PER_TOKEN + 1
     tokens = max(tokens, floor)
-    if tokens <= endpoint.tokens_max and tokens <= endpoint.batch_tokens:
+    if tokens <= pool.tokens_one:
         return tokens
-    return min(tokens, tokens_max(endpoint, live.inputs))
+    return min(tokens, tokens_max(pool.endpoint, live.inputs))

@@ -30,6 +30,8 @@ from typing import Final
 #: Bits of a time: epoch milliseconds until the year 10,889.
 _TIME_BITS: Final = 48
 _TIME_MASK: Final = (1 << 48) - 1
+#: The latest arrival that an order holds as it is.
+AT_MS_MAX: Final = (1 << 48) - 1
 _KEY_BITS: Final = 64
 KEY_MASK: Final = (1 << 64) - 1
 _DEADLINE_SHIFT: Final = 112
@@ -38,6 +40,9 @@ _URGENCY_SHIFT: Final = 160
 _NO_DEADLINE: Final = _TIME_MASK
 #: Where an order has all of these bits, there is no deadline.
 DEADLINE_BITS: Final = _TIME_MASK << _DEADLINE_SHIFT
+#: What stands above the arrival of a request with this priority, without deadline and aging.
+_USUAL: Final = [priority << _URGENCY_SHIFT | DEADLINE_BITS for priority in range(1_000)]
+_USUAL_MAX: Final = 999
 
 
 def order(priority: int, deadline_ms: int, arrived_ms: int, key: int, aging_ms: int = 0) -> int:
@@ -53,6 +58,9 @@ def order(priority: int, deadline_ms: int, arrived_ms: int, key: int, aging_ms: 
     Times that no clock shows are brought into range, so that they can't spill over into
     what stands beside them.
     """
+    is_usual = not deadline_ms and not aging_ms and 0 <= priority <= _USUAL_MAX
+    if is_usual and 0 <= arrived_ms <= _TIME_MASK:
+        return _USUAL[priority] | (arrived_ms << _KEY_BITS | key)
     if not (0 <= deadline_ms <= _TIME_MASK and 0 <= arrived_ms <= _TIME_MASK):
         arrived_ms = min(max(arrived_ms, 0), _TIME_MASK)
         deadline_ms = min(max(deadline_ms, 1), _NO_DEADLINE) if deadline_ms else 0
