@@ -259,7 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = Sizes(arguments.requests, arguments.rounds, 300_000, (10_000, 3_000_000))
     if arguments.quick:
-        sizes = Sizes(100_000, 3, 60_000, (10_000,))
+        sizes = Sizes(80_000, 3, 50_000, (10_000,))
     figures = run(sizes)
     figures["quick"] = arguments.quick
     if arguments.json:

@@ -46,11 +46,11 @@ TOKENS_MAX = 4_096
 #: that is no request; and one of a tenant for a tier that is not its own.
 GREEDY_EVERY, GREEDY_BURST, GREEDY_WAITING = 8_192, 64, 8
 UNREADABLE_EVERY, FOREIGN_EVERY = 4_096, 4_096
-#: One batch in so many is handed back.
+#: One batch in so many is handed back; 0: none.
 HAND_BACK_EVERY = 200
 #: A header that passes through: `time.monotonic_ns` of the produce call.
 SENT = "sent"
-_SENT = struct.Struct("<q")
+STAMP = struct.Struct("<q")
 #: How long anything may stand still before the run is given up.
 PATIENCE_S = 60.0
 #: What every client has, as the product's have (adapters.kafka_client).
@@ -85,7 +85,8 @@ class Count(IntEnum):
     HANDED_BACK = auto()
     AGAIN = auto()  # requests handed back that came again
     CPU_MS = auto()  # the stub's own
-    APPENDED = auto()
+    LATE_US = auto()  # how late the latest of the requests with a time was, at the most
+    STARTED = auto()  # the last request of the append that runs now
     STOP = auto()
 
 
@@ -175,7 +176,7 @@ class Append(NamedTuple):
     tenants: int
     first: int
     requests: int
-    pace: int = 0
+    pace: float = 0.0
     ahead: int = 0
     seen: int = 0
 
@@ -186,24 +187,30 @@ def append(order: Append, counts: Any) -> None:
     linger = 0 if order.pace else 5
     producer = Producer({**PRODUCER, "bootstrap.servers": order.kafka, "linger.ms": linger})
     last = order.first + order.requests
+    producer.list_topics(timeout=30.0)  # connected before the clock starts
+    counts[Count.STARTED] = last
     started, number = time.monotonic(), order.first
     while number < last and not counts[Count.STOP]:
         stop = min(number + 1_000, last)
         if order.pace:
-            stop = min(stop, order.first + int((time.monotonic() - started) * order.pace) + 1)
+            passed_s = time.monotonic() - started
+            stop = min(stop, order.first + int(passed_s * order.pace) + 1)
+            late_s = passed_s - (number - order.first) / order.pace
+            counts[Count.LATE_US] = max(counts[Count.LATE_US], int(late_s * 1e6))
         if order.ahead:
             stop = min(stop, order.first + order.ahead + counts[Count.SEEN] - order.seen)
         for one in range(number, stop):
             topic, partition, key, meta = requests.make(one)
             headers: list[tuple[str, str | bytes | None]] = [(HEADER, meta)]
             if order.pace:
-                headers.append((SENT, _SENT.pack(time.monotonic_ns())))
+                headers.append((SENT, STAMP.pack(time.monotonic_ns())))
             _produce(producer, topic, partition, BODY, key, headers)
         number = max(number, stop)
-        counts[Count.APPENDED] = number
         producer.poll(0)
         if order.pace:
-            time.sleep(max(0.0, started + (number - order.first) / order.pace - time.monotonic()))
+            due = started + (number - order.first) / order.pace
+            while (left_s := due - time.monotonic()) > 0 and not counts[Count.STOP]:
+                time.sleep(min(left_s, 0.1))
         elif stop < last and order.ahead:
             time.sleep(0.002)
     if left := producer.flush(PATIENCE_S):
@@ -230,9 +237,17 @@ def _produce(
 class Stub:
     """All workers of the pool: reads headers of committed batches, answers at once."""
 
-    def __init__(self, kafka: str, prefix: str, slots: int, counts: Any, pipe: Connection) -> None:
+    def __init__(
+        self,
+        kafka: str,
+        prefix: str,
+        slots: int,
+        hand_back_every: int,
+        counts: Any,
+        pipe: Connection,
+    ) -> None:
         self._topics, self._counts, self._pipe = Topics(prefix), counts, pipe
-        self._slots = slots
+        self._slots, self._hand_back_every = slots, hand_back_every
         self._producer = Producer({**PRODUCER, "bootstrap.servers": kafka, "linger.ms": 0})
         self._consumer = Consumer({**CONSUMER, "bootstrap.servers": kafka})
         lanes = [TopicPartition(self._topics.batches(POOL), lane, 0) for lane in range(LANES)]
@@ -277,9 +292,9 @@ class Stub:
         for item in items:
             for name, content in item.headers:
                 if name == SENT:
-                    self._waits_ns.append(now_ns - _SENT.unpack(content)[0])
+                    self._waits_ns.append(now_ns - STAMP.unpack(content)[0])
         lane = message.partition() or 0
-        if counts[Count.BATCHES] % HAND_BACK_EVERY == 0:
+        if self._hand_back_every and counts[Count.BATCHES] % self._hand_back_every == 0:
             self._handed_back.update(item.key for item in items)
             counts[Count.HANDED_BACK] += 1
             self._say(lane, HandedBack(VERSION, batch.number))

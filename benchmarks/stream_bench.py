@@ -15,7 +15,16 @@ import httpx
 
 from benchmarks.chaos import read_all
 from benchmarks.deployment import Deployment
-from benchmarks.stream import PATIENCE_S, SLOTS, Append, Count, append, policy, stub
+from benchmarks.stream import (
+    HAND_BACK_EVERY,
+    PATIENCE_S,
+    SLOTS,
+    Append,
+    Count,
+    append,
+    policy,
+    stub,
+)
 from fairlane.publish import publish_policy
 from fairlane.stack import free_ports
 from schemas.codec import decode_header
@@ -51,6 +60,8 @@ class Bench:
         self.counts[Count.STOP] = 1
         for process in self._spawned:
             process.join(PATIENCE_S)
+            if process.exitcode is None:
+                process.kill()
 
     def spawn(self, target: Callable[..., None], *arguments: Any) -> Any:
         process = spawned.Process(target=target, args=arguments, daemon=True)
@@ -58,7 +69,7 @@ class Bench:
         self._spawned.append(process)
         return process
 
-    def start_append(self, count: int, **how: int) -> Any:
+    def start_append(self, count: int, **how: Any) -> Any:
         """Append the next requests; returns the process."""
         order = Append(self.kafka, self.topics.prefix, self.tenants, self.appended, count, **how)
         self.appended += count
@@ -68,8 +79,9 @@ class Bench:
         """Append the next requests, as fast as it goes, and wait."""
         joined(self.start_append(count))
 
-    def start_stub(self, slots: int = SLOTS) -> None:
-        self.spawn(stub, self.kafka, self.topics.prefix, slots, self.counts, self._far_end)
+    def start_stub(self, slots: int = SLOTS, hand_back_every: int = HAND_BACK_EVERY) -> None:
+        prefix = self.topics.prefix
+        self.spawn(stub, self.kafka, prefix, slots, hand_back_every, self.counts, self._far_end)
 
     def start_scheduler(self) -> None:
         name = f"scheduler-{self.topics.prefix}"
@@ -104,10 +116,17 @@ class Bench:
             now = figure()
             if now > highest:
                 highest, moved = now, time.monotonic()
+            self.check()
             is_dead = self.deployment.processes[self._name].poll() is not None
             if is_dead or time.monotonic() - moved > PATIENCE_S:
                 notes = self.deployment.notes(self._name)[-2_000:]
                 raise RuntimeError(f"{what} stands still at {highest} of {least}: {notes}")
+
+    def check(self) -> None:
+        """Raise if one of the processes has failed."""
+        for process in self._spawned:
+            if process.exitcode:
+                raise RuntimeError(f"a process of the benchmark ended with {process.exitcode}")
 
     def seen(self) -> int:
         return int(self.counts[Count.SEEN])
@@ -119,10 +138,12 @@ class Bench:
         dead = [decode_header(record, Dead) for record in read_all(log, topics.dead)]
         return self.seen() + results + sum(not one.id for one in dead)
 
-    def latencies_ms(self) -> list[float]:
-        """Waits of what the stub has seen since the last time, sorted."""
+    def waits_ms(self) -> list[float]:
+        """Waits of what the stub has seen since the last time, in their order."""
         self.pipe.send("waits")
-        return sorted(wait / 1e6 for wait in self.pipe.recv())
+        while not self.pipe.poll(1.0):
+            self.check()
+        return [wait / 1e6 for wait in self.pipe.recv()]
 
 
 def joined(process: Any) -> None:
