@@ -17,6 +17,9 @@ from schemas.log import Change, FencedError, LogError
 #: Longest wait inside of the client: it doesn't come back early when the assignment changes.
 SLICE_S = 0.01
 
+#: Longest wait until a leaving member has said so: brokers that are away are not waited for.
+LEAVE_S = 1.0
+
 #: A consumer's fatal error names its cause in the text alone.
 _FENCED_TEXT = KafkaError(KafkaError.FENCED_INSTANCE_ID).str()
 
@@ -70,6 +73,13 @@ class KafkaMembership:
     def close(self) -> None:
         """Leave the group at once; a static instance is kept for until the session times out."""
         self._client.close()
+
+    def leave(self) -> None:
+        """Leave the group at once, also as a static instance; waits until that is said."""
+        deadline = time.monotonic() + LEAVE_S
+        self._client.unsubscribe()
+        while self._client.memberid() and time.monotonic() < deadline:
+            self._serve(SLICE_S)
 
     def _serve(self, wait_s: float) -> None:
         try:

@@ -143,6 +143,12 @@ class MemoryMembership:
             else:
                 self.fall_silent()
 
+    def leave(self) -> None:
+        """Leave the group at once, also as a static instance."""
+        with self._lock:
+            if not self._is_closed:
+                self._group.leave(self)
+
     def _rejoin(self) -> Change | None:
         instances = {member.instance for member in self._group.members} - {None}
         lost, self._held = self._held, set()

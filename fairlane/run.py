@@ -5,10 +5,12 @@ cleanly; every other way out leaves to the log what the log can rebuild: a super
 starts the process again. Threads and signals live here, not in the services.
 """
 
+import gc
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -128,9 +130,28 @@ def run_scheduler(process: Process) -> int:
             meter=open_meter(process.metrics_port),
             notes=process.notes,
             instance=process.instance,
+            recovering=without_collections,
         )
 
     return serve(make, process.notes, stop_on_signals(), RecoveryError)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Where millions of objects are made that stay: the collector finds nothing among them.
+
+    Afterwards they are not looked at any more. What was put aside so before, and may be in
+    nobody's hands by now, is looked at first.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def run_worker(process: Process, pool: str, slots: int, engine: Engine) -> int:

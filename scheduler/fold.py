@@ -65,7 +65,7 @@ class Fold:
     # --- going on
 
     def turn(self, wait_s: float = 0.0) -> bool:
-        """Go one slice further; False when all that is committed now has been folded.
+        """Go one slice further; False when nothing came.
 
         Raises:
             RecoveryError: the log lacks or contradicts what is needed.
@@ -74,19 +74,25 @@ class Fold:
         try:
             if not self.story.has_begun:
                 self._begin()
-            elif not self._is_filled:
-                self._fill(wait_s)
-            elif self._ranges.is_wanting:
-                self._read_requests(wait_s)
-            elif not self._read_decisions(wait_s):
-                return False
+                return True
+            if not self._is_filled:
+                return self._fill(wait_s)
+            if self._ranges.is_wanting:
+                came = self._read_requests(wait_s)
+            else:
+                came = self._read_decisions(wait_s)
             self._apply_ready()
         except LostRangeError as error:
             message = f"{error}: requests that were accepted are lost. {WAY_OUT}"
             raise RecoveryError(message) from error
         except PositionLostError as error:
             raise RecoveryError(f"{error}: decisions are lost. {WAY_OUT}") from error
-        return True
+        return came
+
+    @property
+    def is_level(self) -> bool:
+        """Whether everything that was read so far has been folded."""
+        return self._is_filled and not self._pending
 
     def read_to(self, end: int) -> None:
         """Go on until everything of `decisions` below `end` has been folded."""
@@ -99,7 +105,7 @@ class Fold:
 
     def reached(self, end: int) -> bool:
         """Whether everything of `decisions` below `end` has been folded."""
-        return self._is_filled and not self._pending and self.story.reached(end)
+        return self.is_level and self.story.reached(end)
 
     def close(self) -> None:
         """Free the clients; the state stays."""
@@ -135,20 +141,22 @@ class Fold:
                     f"now it is {now}, so accepted requests are gone. {WAY_OUT}"
                 )
 
-    def _fill(self, wait_s: float) -> None:
-        for partition, records in self._ranges.poll(wait_s):
+    def _fill(self, wait_s: float) -> bool:
+        came = self._ranges.poll(wait_s)
+        for partition, records in came:
             index = self.state.part_of[partition]
             offsets = self._live[index]
             arrivals, bodies = read_requests([r for r in records if r.offset in offsets])
             fill(self.state, index, arrivals)
             self._keep(index, arrivals, bodies)
         if self._ranges.is_wanting:
-            return
+            return bool(came)
         for index, offsets in enumerate(self._live):
             self._check_filled(index, offsets)
         finish_filling(self.state)
         self._live, self._is_filled = [], True
         self._notes.info("recovery: requests of the snapshot read", live=len(self.state.ids))
+        return True
 
     def _check_filled(self, index: int, offsets: BitMap64) -> None:
         """What waited and is not in the log any more is told by range."""
@@ -177,12 +185,14 @@ class Fold:
                     self._check_topics({step.topic: step.id})
         return found is not None
 
-    def _read_requests(self, wait_s: float) -> None:
-        for partition, records in self._ranges.poll(wait_s):
+    def _read_requests(self, wait_s: float) -> bool:
+        came = self._ranges.poll(wait_s)
+        for partition, records in came:
             arrivals, bodies = read_requests(records)
             self._arrivals.setdefault(partition, []).extend(arrivals)
             if self.bodies is not None:
                 self._bodies.setdefault(partition, []).extend(bodies)
+        return bool(came) or not self._ranges.is_wanting
 
     def _apply_ready(self) -> None:
         """Apply decisions as far as the requests are there that they took in."""

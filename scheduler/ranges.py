@@ -26,8 +26,8 @@ JUMP_RECORDS = 20_000
 MERGE_RECORDS = 256
 #: Records of a partition that are kept beyond what is wanted of it.
 AHEAD_MAX = 2 * POLL_RECORDS
-#: How many polls in a row may stay empty before the log counts as away.
-SILENT_POLLS_MAX = 300
+#: How long polls may wait in vain, together, before the log counts as away.
+SILENT_S_MAX = 30.0
 
 _PLACE = itemgetter(0, 1)
 _OFFSET = itemgetter(2)
@@ -92,7 +92,7 @@ class Ranges:
         self._wanted: dict[Partition, _Wanted] = {}
         self._open = 0  #: partitions of which anything is wanted
         self._is_stale = False  #: the client delivers of a partition that nobody wants any more
-        self._silent = 0
+        self._silent_s = 0.0
 
     @property
     def is_wanting(self) -> bool:
@@ -138,8 +138,8 @@ class Ranges:
             polled = self._reader.poll(POLL_RECORDS, timeout_s)
         except PositionLostError as error:
             raise self._lost(error.partition, error.bounds) from error
-        self._silent = 0 if polled else self._silent + 1
-        if self._silent >= SILENT_POLLS_MAX:
+        self._silent_s = 0.0 if polled else self._silent_s + timeout_s
+        if self._silent_s >= SILENT_S_MAX:
             raise UnavailableError(f"the requests in {list(self._wanted)} do not come")
         delivered: dict[Partition, list[Record]] = {}
         for partition, run in groupby(polled, _PLACE):

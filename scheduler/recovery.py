@@ -6,12 +6,10 @@ then. So everything may be read ahead: while brokers still end the transaction o
 predecessor, or long before, by a standby. Nothing is decided here.
 """
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 
 from scheduler.bodies import Bodies
-from scheduler.core.mismatch import StateMismatchError
 from scheduler.fold import Fold
 from scheduler.ports import Notes
 from scheduler.story import RecoveryError
@@ -19,6 +17,12 @@ from schemas.log import Log, LogError, TransactionalProducer
 from schemas.topics import Topics
 
 __all__ = ["RecoveryError", "recover", "take_over"]
+
+
+#: How long a slice of reading ahead waits for records that must come.
+AHEAD_S = 0.01
+#: ... and how many in vain end it.
+EMPTY_MAX = 100
 
 
 def recover(
@@ -37,10 +41,7 @@ def recover(
         RecoveryError: the log lacks or contradicts what is needed.
         UnavailableError: the log does not answer.
     """
-    fold = Fold(log, topics, shard, notes, bodies)
-    with _without_collections(), closing(fold):
-        fold.read_to(fold.story.end)
-    return fold
+    return _finished(Fold(log, topics, shard, notes, bodies))
 
 
 def take_over(producer: TransactionalProducer, fold: Fold, again: Callable[[], Fold]) -> Fold:
@@ -55,33 +56,32 @@ def take_over(producer: TransactionalProducer, fold: Fold, again: Callable[[], F
         RecoveryError: the log lacks or contradicts what is needed.
         LogError: it does not answer.
     """
-    with _without_collections():
-        failed = False
+    empty = 0
+    failed = False
 
-        def read_ahead() -> bool:
-            nonlocal failed
-            try:
-                return fold.turn()
-            except (RecoveryError, StateMismatchError, LogError):
-                failed = True
-                return False
+    def read_ahead() -> bool:
+        nonlocal empty, failed
+        try:
+            empty = 0 if fold.turn(AHEAD_S) else empty + 1
+        except (RecoveryError, LogError):
+            failed = True
+        return not failed and (empty == 0 or not fold.is_level) and empty < EMPTY_MAX
 
-        producer.init(read_ahead)
-        if failed:
-            fold.close()
-            fold = again()
-        with closing(fold):
-            fold.read_to(fold.story.end)
-    return fold
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Millions of objects that stay are made: looking for cycles among them finds nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
     try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        producer.init(read_ahead)
+    except BaseException:
+        fold.close()
+        raise
+    if not failed:
+        try:
+            return _finished(fold)
+        except RecoveryError:
+            pass  # the same from its beginning says whether this is so
+    fold.close()
+    return _finished(again())
+
+
+def _finished(fold: Fold) -> Fold:
+    with closing(fold):
+        fold.read_to(fold.story.end)
+    return fold

@@ -4,12 +4,17 @@ A group on `decisions` decides who owns which shard; the shard's transactional i
 `turn` does one pass; loops, signals and threads belong to the caller.
 """
 
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from zlib import crc32
 
+from scheduler.bodies import USUAL, Bodies
 from scheduler.core.mismatch import StateMismatchError
+from scheduler.fold import Fold
 from scheduler.ports import Clock, Meter, Notes
-from scheduler.recovery import RecoveryError
 from scheduler.shard import Shard
+from scheduler.standby import COPIES_MAX, Standbys
+from scheduler.story import RecoveryError
 from schemas.log import FencedError, Log, LogError, Membership, TooLargeError
 from schemas.topics import Topics
 
@@ -35,6 +40,7 @@ class Scheduler:
         instance: name of this process as a static member; it survives a restart, so the
             shard comes back at once after kill -9. Two processes need two names.
         idle_wait_s: how long a turn may wait for input; 0 under a virtual clock.
+        recovering: entered while a shard is taken over: millions of objects that stay are made.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Scheduler:
         notes: Notes,
         instance: str | None = None,
         idle_wait_s: float = 0.05,
+        recovering: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._log = log
         self._topics = topics
@@ -55,12 +62,16 @@ class Scheduler:
         self._notes = notes
         self._instance = instance
         self._idle_wait_s = idle_wait_s
+        self._recovering = recovering
+        self._standbys = Standbys(self._fold, clock, notes)
+        self._turned = False  #: whether the last turn of the copies read anything
         self._membership: Membership | None = None
         self.shards: dict[int, Shard] = {}
         self._mismatches: dict[int, tuple[int, int]] = {}
         self._fenced: dict[int, int] = {}  #: shards lost to a fence, and when
         self._failures: dict[int, tuple[int, int]] = {}
         self._join_at_ms = 0
+        self._count = 0  #: of shards; fixed once there is a policy
         self._waits_for = ""  #: what start-up waits for, noted once
 
     def turn(self) -> bool:
@@ -71,6 +82,9 @@ class Scheduler:
         """
         if not self._follow_group():
             return False
+        if not self.shards:
+            self._turned = self._stand_by()
+            return self._turned
         wait_s = self._idle_wait_s
         busy = False
         for number in list(self.shards):
@@ -85,7 +99,8 @@ class Scheduler:
             if self._membership is None and not self._join():
                 return False
             assert self._membership is not None
-            change = self._membership.poll(0.0 if self.shards else self._idle_wait_s)
+            busy = bool(self.shards) or self._turned
+            change = self._membership.poll(0.0 if busy else self._idle_wait_s)
         except FencedError as error:
             message = f"another process runs as instance {self._instance!r}: name each its own"
             raise FencedError(message) from error
@@ -99,6 +114,8 @@ class Scheduler:
                 self._drop(lost)
             for gained in change.gained:
                 self._own(gained)
+            if self.shards:
+                self._standbys.close()
         now_ms = self._clock.now_ms()
         if any(now_ms - since_ms >= FENCED_MS for since_ms in self._fenced.values()):
             self._rejoin()  # no word came: whoever fenced us does not hold the shard
@@ -128,7 +145,18 @@ class Scheduler:
             clock=self._clock,
             meter=self._meter,
             notes=self._notes,
+            warm=self._standbys.take(number),
         )
+
+    def _stand_by(self) -> bool:
+        """Read the shards of others along; which of many first follows from our name."""
+        count = self._count = self._count or self._log.partitions(self._topics.decisions)
+        first = crc32((self._instance or "").encode()) % max(1, count)
+        return self._standbys.turn([(first + n) % count for n in range(count)])
+
+    def _fold(self, number: int) -> Fold:
+        share = USUAL.body_bytes // max(1, min(self._count, COPIES_MAX))
+        return Fold(self._log, self._topics, number, self._notes, Bodies(self._log, share))
 
     def _turn(self, number: int, wait_s: float) -> bool:
         """Let one shard go on; mend what can be mended by reading its log again."""
@@ -138,7 +166,8 @@ class Scheduler:
             return False
         try:
             if not shard.ready:
-                shard.take_over()
+                with self._recovering():
+                    shard.take_over()
                 return True
             is_busy = shard.turn(wait_s)
         except FencedError as error:
@@ -193,5 +222,11 @@ class Scheduler:
             shard.close()
 
     def close(self) -> None:
-        """Leave the group and free the clients."""
+        """Leave the group for good, so that others take over at once, and free the clients."""
+        for number in [*self.shards, *self._fenced]:
+            self._drop(number)
+        if self._membership is not None:
+            with suppress(LogError):
+                self._membership.leave()
         self._rejoin()
+        self._standbys.close()

@@ -63,8 +63,10 @@ class Shard:
         meter: Meter,
         notes: Notes,
         limits: Limits = USUAL,
+        warm: Fold | None = None,
     ) -> None:
         self.shard = shard
+        self._warm = warm  #: what a standby has read of it
         self._log = log
         self._topics = topics
         self._clock = clock
@@ -96,12 +98,15 @@ class Shard:
         """Where the latest snapshot begins in `decisions`, -1 when there is none."""
         return self._snapshot
 
-    def take_over(self, warm: Fold | None = None) -> None:
+    def take_over(self) -> None:
         """Own the shard: init, and read to an end asked for after it.
 
-        `warm` is what a standby has read of it. Raises RecoveryError, LogError.
+        Raises RecoveryError, LogError.
         """
         self.ready = False
+        warm, self._warm = self._warm, None
+        self.state = State(self.shard)  # two of them may be more than there is room for
+        self.bodies = self._no_bodies()
         self._close_producer()
         self._producer = self._log.transactional(self.transactional_id)
         recovered = take_over(self._producer, warm or self._fold(), self._fold)
@@ -109,6 +114,7 @@ class Shard:
             self._check_new()
         self.state = recovered.state
         self.bodies = self._no_bodies() if recovered.bodies is None else recovered.bodies
+        self.bodies.budget = self.limits.body_bytes
         self.bodies.follow(self.state)
         story = recovered.story
         self._digest = story.digest
@@ -344,6 +350,8 @@ class Shard:
 
     def close(self) -> None:
         """Free the clients; nothing is open between two turns."""
+        if self._warm is not None:
+            self._warm.close()
         self._close_producer()
         self._reader.close()
 

@@ -250,7 +250,10 @@ class Membership(Protocol):
         """What changed since the last call; None when nothing did. Raises LogError when fenced."""
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a static instance may come back to what it held, for a while."""
+
+    def leave(self) -> None:
+        """Leave the group for good: what is held goes to others at once. Then `close`."""
 
 
 class Log(Protocol):

@@ -259,6 +259,11 @@ class ProcessMember:
         self._log.changes += change is not None
         return change
 
+    def leave(self) -> None:
+        """Leave the group for good."""
+        self._log.changes += 1
+        self._inner.leave()
+
     def close(self) -> None:
         """Leave the group."""
         self._log.changes += 1

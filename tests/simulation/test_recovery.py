@@ -1,0 +1,216 @@
+"""Back from the log: long ended ranges, snapshots in many pieces, warm copies, clean hand-overs."""
+
+from collections.abc import Callable
+
+import pytest
+
+from adapters.memory_groups import SESSION_TIMEOUT_MS
+from scheduler import ranges, shard
+from scheduler.core.snapshot import dump
+from scheduler.fold import Fold
+from scheduler.recovery import RecoveryError, recover, take_over
+from scheduler.story import Story
+from schemas.records import VERSION, Pause
+from simulation.door import Arrival
+from simulation.fleet import Fleet
+from simulation.process import Fleetmate, SchedulerProcess
+from tests.simulation.test_fleet import ENGINE, arrive, fleet_of, run
+from tests.support.counting_log import CountingLog
+
+
+def settled(fleet: Fleet, steps: int = 100) -> None:
+    for _ in range(steps):
+        fleet.step()
+
+
+def waiting(fleet: Fleet, count: int) -> None:
+    while not fleet.agenda_is_empty or len(only_shard(fleet).state.ids) < count:
+        fleet.step()
+
+
+def only_shard(fleet: Fleet) -> shard.Shard:
+    while True:
+        for process in fleet.schedulers:
+            for found in process.service.shards.values():
+                if found.ready:
+                    return found
+        fleet.step()
+
+
+def recovered(fleet: Fleet) -> tuple[Fold, CountingLog]:
+    log = CountingLog(fleet.log)
+    return recover(log, fleet.topics, 0, fleet.silence), log
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls, jumps and what is kept ahead a hundred times smaller, for small logs."""
+    monkeypatch.setattr(ranges, "POLL_RECORDS", 20)
+    monkeypatch.setattr(ranges, "JUMP_RECORDS", 50)
+    monkeypatch.setattr(ranges, "AHEAD_MAX", 40)
+    monkeypatch.setattr(ranges.ranges_of, "__defaults__", (5,))
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_one_paused_request_below_many_ended_ones_costs_no_reading() -> None:
+    fleet, judge = fleet_of()
+    settled(fleet)
+    fleet.say(Pause(VERSION, "globex", "embed"))
+    fleet.submit(Arrival(0, "globex", "embed", "gold", b"waits", id="paused"))
+    arrive(fleet, 600, every_ms=5)
+    while len(judge.results) < 600:
+        fleet.step()
+    only_shard(fleet).write_snapshot()
+    found, log = recovered(fleet)
+    assert dump(found.state) == dump(only_shard(fleet).state)
+    assert [live.id for live in found.state.lives()] == ["paused"]
+    assert log.read[fleet.topics.requests("gold")] <= ranges.POLL_RECORDS
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_recovery_opens_few_clients() -> None:
+    fleet, _ = fleet_of()
+    arrive(fleet, 200, every_ms=1)
+    settled(fleet, 150)
+    found, log = recovered(fleet)
+    assert dump(found.state) == dump(only_shard(fleet).state)
+    assert log.readers <= 3
+
+
+def test_what_is_gone_from_the_middle_is_told_by_range() -> None:
+    fleet, _ = fleet_of(workers=0)
+    arrive(fleet, 40, every_ms=1)
+    waiting(fleet, 40)
+    only_shard(fleet).write_snapshot()
+    topic = fleet.topics.requests("gold")
+    slots = fleet.log._store.parts[topic, 0].slots
+    for gone in (3, 4, 5, 20):
+        slots[gone] = None
+    with pytest.raises(RecoveryError, match=r"4 accepted requests are gone.* 3\.\.5, 20\.\.20\."):
+        recovered(fleet)
+
+
+def test_a_snapshot_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "CHUNK_BYTES", 10)
+    fleet, _ = fleet_of(workers=0)
+    arrive(fleet, 40, every_ms=1)
+    waiting(fleet, 40)
+    owner = only_shard(fleet)
+    owner.write_snapshot()
+    found, _ = recovered(fleet)
+    assert found.story.snapshot == owner.snapshot_offset
+    assert found.decisions == 0
+    assert dump(found.state) == dump(owner.state)
+
+
+# --- reading ahead
+
+
+def test_what_is_committed_between_reading_ahead_and_the_init_counts() -> None:
+    """The order rule: an end asked for after the init, whatever was read before it."""
+    fleet, _ = fleet_of()
+    arrive(fleet, 30)
+    settled(fleet, 60)
+    live = only_shard(fleet)
+
+    def fresh() -> Fold:
+        return Fold(fleet.log, fleet.topics, 0, fleet.silence)
+
+    class LateProducer:
+        """Its brokers take their time: the owner decides once more before the id is taken."""
+
+        def init(self, meanwhile: Callable[[], bool]) -> None:
+            while meanwhile():
+                pass
+            read = ahead.state.seq
+            while live.state.seq == read:
+                fleet.step()
+
+    ahead = fresh()
+    found = take_over(LateProducer(), ahead, fresh)
+    assert found is ahead
+    assert dump(found.state) == dump(live.state)
+
+
+def test_a_failure_before_the_init_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = fleet_of()
+    arrive(fleet, 30)
+    settled(fleet, 60)
+    live = only_shard(fleet)
+    real, calls = Story.begin, []
+
+    def begin(self: Story) -> bytes | None:
+        calls.append(self)
+        if len(calls) == 1:
+            raise RecoveryError("half of it was there")
+        return real(self)
+
+    monkeypatch.setattr(Story, "begin", begin)
+    found = take_over(
+        fleet.log.transactional("another"),
+        Fold(fleet.log, fleet.topics, 0, fleet.silence),
+        lambda: Fold(fleet.log, fleet.topics, 0, fleet.silence),
+    )
+    assert len(calls) == 2
+    assert dump(found.state) == dump(live.state)
+
+
+# --- standbys
+
+
+def counting(fleet: Fleet, name: str) -> CountingLog:
+    """Count what a process reads from now on."""
+    process = fleet.processes[name]
+    assert isinstance(process, SchedulerProcess)
+    log = CountingLog(process.service._log)
+    process.service._log = log  # type: ignore[assignment]
+    return log
+
+
+def test_a_standby_takes_over_without_reading_again() -> None:
+    fleet, judge = fleet_of()
+    arrive(fleet, 300, every_ms=30)
+    settled(fleet, 50)
+    fleet.start_scheduler("scheduler-1")
+    settled(fleet, 300)
+    assert len(judge.results) < 300
+    fleet.kill("scheduler-0", back_after_ms=None)
+    log = counting(fleet, "scheduler-1")
+    before_ms = fleet.clock.now_ms()
+    while not any(process.service.shards for process in fleet.schedulers):
+        fleet.step()
+    assert fleet.clock.now_ms() - before_ms <= SESSION_TIMEOUT_MS + 1_000
+    assert log.read[fleet.topics.requests("gold")] <= 300 - len(judge.results)
+    assert run(fleet, judge) == {"succeeded": 300}
+
+
+def test_a_standby_follows_over_snapshots() -> None:
+    fleet, judge = fleet_of(schedulers=2)
+    arrive(fleet, 100, every_ms=10)
+    for _ in range(8):
+        settled(fleet, 20)
+        only_shard(fleet).write_snapshot()
+    offset = only_shard(fleet).snapshot_offset
+    settled(fleet, 5)
+    (standby,) = [p.service for p in fleet.schedulers if not p.service.shards]
+    copy = standby._standbys.take(0)
+    assert copy is not None
+    while copy.turn():
+        pass
+    assert copy.story.snapshot == offset
+    assert dump(copy.state) == dump(only_shard(fleet).state)
+    assert run(fleet, judge) == {"succeeded": 100}
+
+
+def test_a_clean_stop_hands_over_at_once() -> None:
+    fleet, judge = fleet_of(schedulers=2, workers=0)
+    arrive(fleet, 20, every_ms=1)
+    waiting(fleet, 20)
+    (owner,) = [p.name for p in fleet.schedulers if p.service.shards]
+    before_ms = fleet.clock.now_ms()
+    fleet.leave(owner)
+    fleet.settle()
+    assert only_shard(fleet).ready
+    assert fleet.clock.now_ms() == before_ms
+    fleet.start_worker("embed-0", Fleetmate("embed", 2, ENGINE))
+    assert run(fleet, judge) == {"succeeded": 20}
