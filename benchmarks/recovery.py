@@ -7,10 +7,10 @@ three tiers (512-byte bodies) are written to the request topics as the ingress w
 as it comes and reads no body) lets it dispatch at full speed. It is killed as soon as a
 record of an open transaction of its is seen, and started again under the same name.
 
-`bodies_resident_s` is SIGKILL to the moment at which the new process has read all that it
-keeps. `bytes_per_request` is the resident memory of that process beyond that of one that has
-taken in nothing, by request. `state_equal`: what `recover` builds from the latest snapshot on
-has the same dump as all decisions folded one by one from the first.
+`cpu_s` is what the new process has computed by then. `bodies_resident_s` is SIGKILL to the
+moment at which it has read all that it keeps. `bytes_per_request` is its resident memory
+beyond that of one that has taken in nothing, by request. `state_equal`: what `recover` builds
+from the latest snapshot on has the same dump as all decisions folded one by one.
 
 A standby is a second scheduler that reads along; the first is killed and stays away.
 `standby_s` counts from the earliest moment at which its session can have expired.
@@ -21,6 +21,7 @@ A standby is a second scheduler that reads along; the first is killed and stays 
 import argparse
 import gc
 import json
+import os
 import statistics
 import sys
 import threading
@@ -217,6 +218,12 @@ class Bench:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * 4_096
 
+    def cpu_s(self, name: str) -> float:
+        """What a process has computed so far: says more than the clock on a busy machine."""
+        pid = self.deployment.processes[name].pid
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def told(self, name: str, event: str) -> list[dict[str, Any]]:
         """A process's notes of one kind."""
         lines = [json.loads(x) for x in self.deployment.notes(name).splitlines() if x[:1] == "{"]
@@ -269,6 +276,7 @@ class Bench:
         run = {
             "first_commit_s": found_s - killed_s,
             "bodies_resident_s": resident_s,
+            "cpu_s": self.cpu_s(SCHEDULER),
             "resident": self.resident(SCHEDULER),
             "live": took_over["live"],
         }
@@ -319,6 +327,7 @@ def run(sizes: dict[str, int], runs: int, *, standby: bool) -> dict[str, Any]:
                     "first_commit_s": _median(found, "first_commit_s"),
                     "first_commit_all_s": [round(one["first_commit_s"], 3) for one in found],
                     "bodies_resident_s": _median(found, "bodies_resident_s"),
+                    "cpu_s": _median(found, "cpu_s"),
                     "bytes_per_request": round((last["resident"] - empty) / last["live"]),
                 }
             if standby:

@@ -21,7 +21,7 @@ from workers import transaction
 from workers.core import ending
 
 #: Histories that a defect may hide in.
-SEEDS = range(60)
+SEEDS = range(80)
 
 Patch = pytest.MonkeyPatch
 

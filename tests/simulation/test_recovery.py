@@ -127,7 +127,7 @@ def test_what_is_committed_between_reading_ahead_and_the_init_counts() -> None:
                 fleet.step()
 
     ahead = fresh()
-    found = take_over(LateProducer(), ahead, fresh)
+    found = take_over(LateProducer(), ahead, fresh)  # type: ignore[arg-type]
     assert found is ahead
     assert dump(found.state) == dump(live.state)
 
@@ -163,7 +163,7 @@ def counting(fleet: Fleet, name: str) -> CountingLog:
     process = fleet.processes[name]
     assert isinstance(process, SchedulerProcess)
     log = CountingLog(process.service._log)
-    process.service._log = log  # type: ignore[assignment]
+    process.service._log = log
     return log
 
 
