@@ -2,14 +2,14 @@
 
 Theory. Requests of one queue leave in its order, whatever the other queues do. So after a
 queue's first missing body the next ones are known, and how far to read ahead for a queue
-follows from how often it is picked: in proportion to how many of its bodies a cycle missed.
-Then all queues run out at about the same time, and each piece of the log is read about once
-for each group of queues that go through it together.
+follows from how often it is picked (`Pace`). Then all queues run out at about the same time,
+and each piece of the log is read about once for each group of queues that go through it
+together, whatever their number.
 
 Nothing is read here; sizes are those of the metadata.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -20,6 +20,9 @@ from schemas.log import Partition
 
 #: What Python's objects around one body take: the body's, its bytes', its key's, its entry's.
 BODY_OVERHEAD = 240
+
+#: Picks by which the pace of queues is judged, about: rounds of many tenants are long.
+PACE_PICKS = 100_000
 
 #: By partition: the first offset to read, and the one behind the last.
 Pass = dict[Partition, tuple[int, int]]
@@ -43,30 +46,43 @@ class Spans:
             }
 
 
-def next_of_queues(state: State, missing: Sequence[int], most: int) -> dict[int, int]:
-    """Keys and sizes of what the queues of the missing requests need next.
+class Pace:
+    """How often each queue is picked, of late."""
 
-    Args:
-        state: where requests are looked up.
-        missing: keys of requests that were picked.
-        most: bytes in memory, shared out to the queues in proportion to what they miss.
-    """
-    counts: dict[TenantQueue, int] = {}
-    total = 0
-    for key in missing:
-        live = state.find(key)
-        if live is not None and live.queue.ring is not None:
-            counts[live.queue] = counts.get(live.queue, 0) + 1
-            total += 1
-    found: dict[int, int] = {}
-    for queue, count in counts.items():
-        left = most * count // total
-        for live in in_order(state, queue):
-            left -= live.size + BODY_OVERHEAD
-            if left < 0:
-                break
-            found[live.key] = live.size
-    return found
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[TenantQueue, int] = {}
+
+    def count(self, lives: Iterable[Live]) -> None:
+        """Note picks."""
+        counts = self._counts
+        for live in lives:
+            queue = live.queue
+            counts[queue] = counts.get(queue, 0) + 1
+
+    def fade(self) -> None:
+        """Halve what was noted when it is much; who was not picked for long is forgotten."""
+        if sum(self._counts.values()) > PACE_PICKS:
+            self._counts = {queue: n // 2 for queue, n in self._counts.items() if n > 1}
+
+    def following(self, state: State, most: int) -> dict[int, int]:
+        """Keys and sizes of what is picked next, if it goes on like this.
+
+        Args:
+            state: where requests are looked up.
+            most: bytes in memory, shared out to the queues by their pace.
+        """
+        total = sum(self._counts.values())
+        found: dict[int, int] = {}
+        for queue, count in self._counts.items():
+            left = most * count // total
+            for live in in_order(state, queue):
+                left -= live.size + BODY_OVERHEAD
+                if left < 0:
+                    break
+                found[live.key] = live.size
+        return found
 
 
 def in_order(state: State, queue: TenantQueue) -> Iterator[Live]:

@@ -4,18 +4,16 @@ A pick never depends on what is here: the core decides by metadata, then `take` 
 bodies that the records of the cycle need and reads again those that are not here.
 
 What is kept. A body that comes while there is room stays; when the budget is used up, what
-came last is dropped, because it goes last. What is read again is read in large pieces: along
-with the bodies that are missing come those that their queues need next (`scheduler.ahead`),
-in proportion to how many each is missing, so that all run out together; what else waits in
-the same piece of the log is kept while there is room. So each piece is read about once for
-each queue that has fallen behind the others, not once a request.
+came last is dropped, because it goes last, unless its queue is short. What is read again is
+read in large pieces: along with the bodies that are missing comes what all queues need next
+(`scheduler.ahead`), and what else waits in the same pieces of the log while there is room.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from scheduler.ahead import BODY_OVERHEAD, Pass, Spans, next_of_queues, spans_of
+from scheduler.ahead import BODY_OVERHEAD, Pace, Pass, Spans, spans_of
 from scheduler.core.state import State
 from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Status
 from scheduler.inputs import Body
@@ -33,6 +31,10 @@ MERGE_BYTES = 4_000_000
 #: A piece of the log of which less than one part in so many is needed is scattered: then more
 #: is read ahead, since the whole piece is read anyway.
 SCATTERED = 4
+#: A queue up to so long is picked soon: what comes for it is not dropped at once.
+SHORT = 64
+#: ... and most that are spared so when something has to go.
+SPARED_MAX = 20_000
 #: Records of one poll, how long it waits, and how many in a row may stay empty.
 POLL_RECORDS = 10_000
 POLL_S = 0.1
@@ -77,12 +79,20 @@ class Bodies:
         self._kept: dict[int, Body] = {}
         #: read ahead, the oldest first; it goes first: what stays is not picked
         self._ahead: dict[int, Body] = {}
-        self._ahead_bytes = 0
+        self._pace = Pace()
         self._is_tight = False  #: whether bodies of live requests are missing
 
     def __len__(self) -> int:
         """How many are in memory."""
         return len(self._kept) + len(self._ahead)
+
+    def __contains__(self, key: int) -> bool:
+        """Whether a body is in memory."""
+        return key in self._kept or key in self._ahead
+
+    def counted(self) -> int:
+        """What `resident_bytes` has to be, counted anew."""
+        return _weight([*self._kept.values(), *self._ahead.values()])
 
     def follow(self, state: State) -> None:
         """Look requests up in this state from now on: `take` needs it for what is not here."""
@@ -124,7 +134,9 @@ class Bodies:
                 return [kept[key] for key in keys]
             except KeyError:
                 self._is_tight = True
-        ahead = self._ahead
+        ahead, state = self._ahead, self._state
+        if state is not None:
+            self._pace.count([live for key in keys if (live := state.find(key))])
         found = {key: body for key in keys if (body := kept.get(key) or ahead.get(key))}
         missing = [key for key in keys if key not in found]
         self.drop_all(keys)
@@ -142,32 +154,50 @@ class Bodies:
         self.resident_bytes -= _weight([body for key in keys if (body := pop(key, None))])
         if self._ahead:
             pop = self._ahead.pop
-            weight = _weight([body for key in keys if (body := pop(key, None))])
-            self._ahead_bytes -= weight
-            self.resident_bytes -= weight
+            self.resident_bytes -= _weight([body for key in keys if (body := pop(key, None))])
 
     def fit(self, live: int) -> None:
         """Let go of what is above the budget; `live` is how many requests have not ended."""
-        self._make_room(0)
+        if self.resident_bytes > self.budget:
+            self._let_go(self.budget, ())
         if len(self) >= live:
             self._is_tight = False
 
-    def _make_room(self, size: int) -> None:
-        """Drop what goes last until so many bytes more fit: the newest, then what stays ahead."""
-        most = self.budget - size
-        while self.resident_bytes > most and self._kept:
-            _, body = self._kept.popitem()
+    def _let_go(self, most: int, needed: Container[int]) -> None:
+        """Drop what goes last, but nothing that is needed soon, until `most` bytes are left.
+
+        That is what was read ahead and not picked in the order in which it came, the oldest
+        first; then what came last, but for queues that are short: they are picked soon.
+        """
+        state = self._state
+        over = self.resident_bytes - most
+        gone: list[int] = []
+        if needed:
+            for key, body in self._ahead.items():
+                if over <= 0:
+                    break
+                if key not in needed:
+                    gone.append(key)
+                    over -= _weight((body,))
+        spared = 0
+        for key, body in reversed(self._kept.items()):
+            if over <= 0 or spared > SPARED_MAX:
+                break
+            live = state.find(key) if state is not None else None
+            if key in needed or (live is not None and live.queue.count <= SHORT):
+                spared += 1
+            else:
+                gone.append(key)
+                over -= _weight((body,))
+        self.drop_all(gone)
+        self.dropped += len(gone)
+        while self.resident_bytes > most and (self._kept or self._ahead):
+            if self._kept:
+                _, body = self._kept.popitem()
+            else:
+                body = self._ahead.pop(next(iter(self._ahead)))
             self.resident_bytes -= _weight((body,))
             self.dropped += 1
-            self._is_tight = True
-        while self.resident_bytes > most and self._ahead:
-            self._drop_oldest_ahead()
-
-    def _drop_oldest_ahead(self) -> None:
-        weight = _weight((self._ahead.pop(next(iter(self._ahead))),))
-        self._ahead_bytes -= weight
-        self.resident_bytes -= weight
-        self.dropped += 1
         self._is_tight = True
 
     # --- again
@@ -177,7 +207,6 @@ class Bodies:
         state = self._state
         assert state is not None
         spans, planned = self._plan(state, missing)
-        self._let_go_ahead(sum(planned.values()) + len(planned) * BODY_OVERHEAD)
         found: dict[int, Body] = {}
         wanted = set(missing)
         indexes = state.part_of
@@ -198,40 +227,34 @@ class Bodies:
         return found
 
     def _plan(self, state: State, missing: list[int]) -> tuple[Spans, dict[int, int]]:
-        """Pieces to read, and what of it is read ahead: key and size.
+        """Pieces to read, and what of it is read ahead: key and size; there is room for it.
 
         More is read ahead when that is scattered over the log.
         """
         sizes = {key: live.size for key in missing if (live := state.find(key))}
         usual = sum(sizes.values()) // len(sizes) if sizes else MERGE_BYTES
-        most = self.budget // 4
+        most = self.budget // 2
         for size in (min(most, AHEAD_BYTES), most):
+            following = self._pace.following(state, size)
             planned = {
                 key: weight
-                for key, weight in next_of_queues(state, missing, size).items()
+                for key, weight in following.items()
                 if key not in self._kept and key not in self._ahead
             }
             needed = dict.fromkeys(missing, usual) | sizes | planned
             spans = spans_of(state, needed, min(MERGE_BYTES, size // 8))
             if spans.read_bytes <= SCATTERED * spans.needed_bytes:
                 break
+        self._pace.fade()
+        room = self.budget - sum(planned.values()) - len(planned) * BODY_OVERHEAD
+        if self.resident_bytes > room:
+            self._let_go(room, following)
         return spans, planned
-
-    def _let_go_ahead(self, size: int) -> None:
-        """Make room for what is read ahead, at most half of the budget.
-
-        What was read ahead longest ago goes first: what is picked does not stay so long.
-        """
-        most = self.budget // 2 - size
-        while self._ahead and self._ahead_bytes > most:
-            self._drop_oldest_ahead()
-        self._make_room(size)
 
     def _is_welcome(self, key: int, size: int) -> bool:
         """Whether a neighbour of what is read again is kept: it is live, and there is room."""
-        size += BODY_OVERHEAD
-        if self._ahead_bytes + size > self.budget // 2 or self.resident_bytes + size > self.budget:
-            return False
+        if self.resident_bytes + size > self.budget - self.budget // 8:
+            return False  # the rest is for what comes
         state = self._state
         assert state is not None
         live = state.find(key)
@@ -241,16 +264,16 @@ class Bodies:
         if key not in self._kept and key not in self._ahead:
             weight = _weight((body,))
             self._ahead[key] = body
-            self._ahead_bytes += weight
             self.resident_bytes += weight
 
     def _read(self, positions: Pass) -> Iterator[Record]:
         """Every record of these ranges [start, stop), and some beyond them."""
         with closing(self._log.reader()) as reader:
             reader.assign({partition: start for partition, (start, _) in positions.items()})
+            most = min(POLL_RECORDS, sum(stop - start for start, stop in positions.values()))
             silent = 0
             while not all(reader.reached(part, stop) for part, (_, stop) in positions.items()):
-                records = reader.poll(POLL_RECORDS, POLL_S)
+                records = reader.poll(most, POLL_S)
                 self.read_bytes += sum([len(record.value) for record in records])
                 yield from records
                 silent = 0 if records else silent + 1

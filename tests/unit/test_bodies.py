@@ -1,0 +1,127 @@
+"""Bodies beyond the budget are dropped and read again; what is picked never depends on it."""
+
+from random import Random
+
+import pytest
+
+from scheduler.ahead import BODY_OVERHEAD
+from scheduler.bodies import Limits
+from scheduler.core.snapshot import dump
+from scheduler.story import RecoveryError
+from schemas.records import End
+from tests.support.backlog import Backlog
+
+SIZE = 400
+COUNT = 6_000
+
+
+def filled(
+    weights: dict[str, int], percent: int, *, count: int = COUNT, priorities: int = 1
+) -> Backlog:
+    """A backlog of which the budget takes so many percent."""
+    random = Random(7)
+    budget = count * (SIZE + BODY_OVERHEAD) * percent // 100
+    backlog = Backlog(weights, limits=Limits(budget), batch=8)
+    for number in range(count):
+        backlog.submit(
+            f"r{number}",
+            random.choice(list(weights)),
+            f"{number}".encode().ljust(SIZE, b"."),
+            priority=random.randrange(priorities),
+        )
+    backlog.read_all()
+    backlog.open_lane(8)
+    return backlog
+
+
+@pytest.mark.parametrize("weights", [{"a": 1, "b": 1, "c": 1}, {"a": 4, "b": 2, "c": 1}])
+def test_a_deep_backlog_drains_with_a_few_readings_of_the_log(weights: dict[str, int]) -> None:
+    backlog = filled(weights, 10)
+    backlog.drain()
+    bodies = backlog.shard.bodies
+    assert len(backlog.sent) == COUNT
+    assert bodies.dropped > 0
+    assert bodies.read_bytes <= 4 * COUNT * SIZE  # once for each pace at which queues go
+
+
+@pytest.mark.parametrize("priorities", [1, 50])
+def test_decisions_are_the_same_whatever_is_in_memory(priorities: int) -> None:
+    stories = []
+    for percent in (1, 10, 200):
+        backlog = filled({"a": 3, "b": 1}, percent, count=1_500, priorities=priorities)
+        backlog.drain()
+        stories.append((backlog.sent, dump(backlog.shard.state)))
+    assert stories[0] == stories[1] == stories[2]
+
+
+def test_with_room_nothing_is_dropped_or_read_again() -> None:
+    backlog = filled({"a": 1, "b": 1}, 200, count=500)
+    backlog.drain()
+    bodies = backlog.shard.bodies
+    assert (bodies.dropped, bodies.read_again, bodies.read_bytes) == (0, 0, 0)
+    backlog.read_all()
+    assert (len(bodies), bodies.resident_bytes) == (0, 0)
+
+
+def test_a_single_body_above_the_budget_is_served() -> None:
+    backlog = Backlog({"a": 1}, limits=Limits(100), batch=1)
+    backlog.submit("large", "a", b"x" * 5_000, headers=(("trace", b"abc"),))
+    backlog.read_all()
+    assert len(backlog.shard.bodies) == 0
+    backlog.open_lane(1)
+    backlog.turn()
+    (sent,) = backlog.receive()
+    assert (sent.body, sent.headers) == (b"x" * 5_000, (("trace", b"abc"),))
+
+
+def test_a_recovered_shard_goes_on_within_its_budget() -> None:
+    backlog = filled({"a": 2, "b": 1}, 200, count=1_000)
+    backlog.turn()
+    first = backlog.receive()
+    shard = backlog.restarted(Limits(20_000))
+    assert 0 < shard.bodies.resident_bytes <= 20_000
+    backlog.finish(first)
+    backlog.drain()
+    assert sorted(one.id for one in backlog.sent) == sorted(backlog.bodies)
+
+
+def test_what_is_handed_back_is_sent_again_with_its_body() -> None:
+    backlog = filled({"a": 1}, 10, count=500)
+    backlog.turn()
+    first = backlog.receive()
+    backlog.hand_back(first)
+    backlog.drain()
+    assert {one.id for one in first} <= {one.id for one in backlog.sent[len(first) :]}
+    assert all(one.body == backlog.bodies[one.id] for one in backlog.sent)
+
+
+def test_what_the_scheduler_ends_keeps_its_headers() -> None:
+    backlog = Backlog({"a": 1}, limits=Limits(1_000), batch=1)
+    for number in range(20):
+        backlog.submit(f"r{number}", "a", b"x" * 400)
+    backlog.read_all()
+    backlog.clock.time_ms += 10**9
+    backlog.read_all()
+    assert [result.end for result in backlog.results()] == [End.EXPIRED] * 20
+    assert len(backlog.shard.bodies) == 0
+
+
+def test_bodies_that_the_log_lost_stop_the_shard_by_place_and_way_out() -> None:
+    backlog = filled({"a": 1}, 10, count=500)
+    topic, number = backlog.partition("a")
+    backlog.log.delete_records({(topic, number): 400})
+    with pytest.raises(RecoveryError, match=rf"{topic}\[{number}\].*FAIRLANE_PREFIX"):
+        backlog.drain()
+
+
+def test_what_comes_for_a_short_queue_is_not_dropped_for_a_long_one() -> None:
+    backlog = Backlog({"heavy": 1, "light": 1}, limits=Limits(50_000), batch=1)
+    for number in range(1_000):
+        backlog.submit(f"h{number}", "heavy", b"h" * SIZE)
+    backlog.read_all()
+    backlog.submit("quick", "light", b"q" * SIZE)
+    backlog.turn()
+    state, bodies = backlog.shard.state, backlog.shard.bodies
+    assert state.ids["quick"].key in bodies
+    assert state.ids["h0"].key in bodies
+    assert state.ids["h999"].key not in bodies
