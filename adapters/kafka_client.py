@@ -187,7 +187,7 @@ class Settings:
             "enable.partition.eof": True,
             "fetch.queue.backoff.ms": 5,
             "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "queued.min.messages": 10_000,
+            "queued.min.messages": 20_000,
             **self.group("fairlane-reader"),
             "isolation.level": "read_committed" if committed_only else "read_uncommitted",
         }

@@ -127,15 +127,16 @@ class KafkaTransactional:
         """
         client = self._open_client()
         check_record(topic, partition, value, key, headers)
-        place = f"{topic}[{partition}]"
-        report = self._reporter(on_delivery)
+        report = self._report if on_delivery is None else self._reporter(on_delivery)
         try:
             enqueue(client, topic, partition, value, key, headers, report)
         except KafkaException as raised:
             error = error_of(raised)
             if error.code() not in {KafkaError._STATE, KafkaError._FATAL, KafkaError._FENCED}:  # noqa: SLF001
-                raise meaning(error, f"{place}: send") from raised
-            failure = UnavailableError(f"{place}: send: {error.str()}: the transaction has failed")
+                raise meaning(error, f"{topic}[{partition}]: send") from raised
+            failure = UnavailableError(
+                f"{topic}[{partition}]: send: {error.str()}: the transaction has failed"
+            )
             self._keep(failure)
             if on_delivery is not None:
                 on_delivery(None, failure)
@@ -214,17 +215,20 @@ class KafkaTransactional:
             raise LogError(f"{self._place}: no transaction is open; begin one")
         return self._client
 
-    def _reporter(
-        self, on_delivery: OnDelivery | None
-    ) -> Callable[[KafkaError | None, Message], None]:
+    def _report(self, error: KafkaError | None, message: Message) -> None:
         """Delivery report of a transaction's record: one failure ends the transaction."""
+        if error is not None:
+            failure = delivery_failure(error, message)
+            assert failure is not None
+            self._keep(failure)
+
+    def _reporter(self, on_delivery: OnDelivery) -> Callable[[KafkaError | None, Message], None]:
+        """Likewise, of a record whose sender wants to hear of it."""
 
         def report(error: KafkaError | None, message: Message) -> None:
+            self._report(error, message)
             failure = delivery_failure(error, message)
-            if failure is not None:
-                self._keep(failure)
-            if on_delivery is not None:
-                on_delivery(None if failure else message.offset(), failure)
+            on_delivery(None if failure else message.offset(), failure)
 
         return report
 

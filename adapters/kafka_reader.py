@@ -24,7 +24,8 @@ from schemas.log import (
     Record,
 )
 
-#: After the first record, how long to collect what is on its way: without it cycles get tiny.
+#: How long to collect what is on its way when several records came at once: without it cycles
+#: get tiny under load. One alone does not wait for company.
 COLLECT_S = 0.002
 _LOST = frozenset(
     {
@@ -89,22 +90,48 @@ class KafkaReader:
             return []
         messages = self._client.consume(1, max(0.0, timeout_s))
         if messages and limit > 1:
-            collect_s = min(COLLECT_S, max(0.0, deadline - time.monotonic()))
-            messages += self._client.consume(limit - 1, collect_s)
+            messages += self._client.consume(limit - 1, 0)
+            missing = limit - len(messages)
+            if len(messages) > 1 and missing:
+                collect_s = min(COLLECT_S, max(0.0, deadline - time.monotonic()))
+                messages += self._client.consume(missing, collect_s)
+        found = self._taken(messages)
+        if not found and self._failures:
+            raise self._first_failure()
+        return found
+
+    def _taken(self, messages: list[Message]) -> list[Record]:
+        """Records among what the client returned; positions move on, events are noted."""
         found: list[Record] = []
+        new = tuple.__new__  # a named tuple's own constructor costs a call of Python more
         positions = self._positions
+        topic, number, partition, position = "", -1, ("", -1), 0
         for message in messages:
             error = message.error()
             if error is not None:
+                if number >= 0:
+                    positions[partition] = position
                 self._note(error, message)
+                number = -1
                 continue
-            record = _record(message)
-            partition = (record.topic, record.partition)
-            if record.offset >= positions.get(partition, record.offset + 1):
-                positions[partition] = record.offset + 1
-                found.append(record)
-        if not found and self._failures:
-            raise self._first_failure()
+            if message.partition() != number or message.topic() != topic:
+                if number >= 0:
+                    positions[partition] = position
+                topic, number = message.topic() or "", message.partition() or 0
+                partition = topic, number
+                if partition not in positions:  # of an assignment that is over
+                    number = -1
+                    continue
+                position = positions[partition]
+            offset = message.offset() or 0
+            if offset < position:
+                continue
+            position = offset + 1
+            value, at = message.value() or b"", message.timestamp()[1]
+            headers = _headers(message.headers())
+            found.append(new(Record, (topic, number, offset, at, message.key(), value, headers)))
+        if number >= 0:
+            positions[partition] = position
         return found
 
     def reached(self, partition: Partition, end: int) -> bool:
@@ -172,13 +199,11 @@ class _OutsideError(LogError):
     """The client's report that a position is outside of the log; bounds are asked when raised."""
 
 
-def _record(message: Any) -> Record:
-    return Record(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        message.timestamp()[1],
-        message.key(),
-        message.value() or b"",
-        tuple([(name, content or b"") for name, content in message.headers() or ()]),
-    )
+def _headers(found: Any) -> tuple[tuple[str, bytes], ...]:
+    """Headers as the client returns them: None for none, and for an empty content."""
+    if not found:
+        return ()
+    for _, content in found:
+        if content is None:
+            return tuple([(name, content or b"") for name, content in found])
+    return tuple(found)
