@@ -7,6 +7,7 @@ starts the process again. Threads and signals live here, not in the services.
 
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
+from adapters.aside import ThreadAside
 from adapters.clock import SystemClock
 from adapters.logs import StructuredNotes
 from fairlane.errors import FairlaneError
 from fairlane.settings import Settings
+from fairlane.tidy import Tidy
 from schemas.log import FencedError, Log, LogError
 from schemas.topics import Topics
 from workers.ports import Engine
@@ -38,6 +41,10 @@ GRACE_MS = 10_000
 #: Critical lines of the client library alone: while a broker is away it would write twenty
 #: a second, and what it fails at comes back as an exception anyway.
 CLIENT_LOG_LEVEL = 2
+
+#: How long one thread of a scheduler keeps the others waiting; ten times that, as usual, is as
+#: long as a whole transaction.
+SWITCH_S = 0.0005
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -123,7 +130,7 @@ def run_scheduler(process: Process) -> int:
     from scheduler.service import Scheduler
 
     def make() -> Service:
-        return Scheduler(
+        service = Scheduler(
             open_log(process.settings),
             process.topics,
             clock=SystemClock(),
@@ -131,7 +138,10 @@ def run_scheduler(process: Process) -> int:
             notes=process.notes,
             instance=process.instance,
             recovering=without_collections,
+            aside=ThreadAside,
         )
+        sys.setswitchinterval(SWITCH_S)
+        return _Stepped(Tidy(service.turn, time.monotonic), service.close)
 
     return serve(make, process.notes, stop_on_signals(), RecoveryError)
 
@@ -146,12 +156,14 @@ def without_collections() -> Iterator[None]:
     if gc.get_freeze_count():
         gc.unfreeze()
         gc.collect()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def run_worker(process: Process, pool: str, slots: int, engine: Engine) -> int:

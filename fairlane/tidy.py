@@ -33,7 +33,6 @@ class Tidy:
         self._unsearched = 0
         self._searched_s = clock()
         gc.disable()
-        gc.freeze()
 
     def __call__(self) -> object:
         """One turn, and what tidying is due; returns what the turn does."""

@@ -1,5 +1,6 @@
 """What the scheduler needs from outside, beside the log (schemas.log)."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -28,3 +29,16 @@ class Notes(Protocol):
 
     def warning(self, event: str, **facts: object) -> None:
         """Note what somebody should look at."""
+
+
+class Aside(Protocol):
+    """Does one call beside what its owner does meanwhile: the end of a full cycle's transaction."""
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Begin the call; `wait` comes before the next `start`."""
+
+    def wait(self) -> None:
+        """Wait for the call to end, and raise what it raised."""
+
+    def close(self) -> None:
+        """Free what it holds; nothing is begun any more."""

@@ -11,10 +11,11 @@ from zlib import crc32
 from scheduler.bodies import USUAL, Bodies
 from scheduler.core.mismatch import StateMismatchError
 from scheduler.fold import Fold
-from scheduler.ports import Clock, Meter, Notes
-from scheduler.shard import Shard
+from scheduler.ports import Aside, Clock, Meter, Notes
+from scheduler.shard import FULL, Shard
 from scheduler.standby import COPIES_MAX, Standbys
 from scheduler.story import RecoveryError
+from scheduler.transactions import AtOnce
 from schemas.log import FencedError, Log, LogError, Membership, TooLargeError
 from schemas.topics import Topics
 
@@ -41,6 +42,8 @@ class Scheduler:
             shard comes back at once after kill -9. Two processes need two names.
         idle_wait_s: how long a turn may wait for input; 0 under a virtual clock.
         recovering: entered while a shard is taken over: millions of objects that stay are made.
+        aside: makes what commits a shard's full cycles while it goes on.
+        full: requests taken in or picked that make a cycle full.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class Scheduler:
         instance: str | None = None,
         idle_wait_s: float = 0.05,
         recovering: Callable[[], AbstractContextManager[None]] = nullcontext,
+        aside: Callable[[], Aside] = AtOnce,
+        full: int = FULL,
     ) -> None:
         self._log = log
         self._topics = topics
@@ -65,6 +70,8 @@ class Scheduler:
         self._recovering = recovering
         self._standbys = Standbys(self._fold, clock, notes)
         self._turned = False  #: whether the last turn of the copies read anything
+        self._aside = aside
+        self._full = full
         self._membership: Membership | None = None
         self.shards: dict[int, Shard] = {}
         self._mismatches: dict[int, tuple[int, int]] = {}
@@ -146,6 +153,8 @@ class Scheduler:
             meter=self._meter,
             notes=self._notes,
             warm=self._standbys.take(number),
+            aside=self._aside(),
+            full=self._full,
         )
 
     def _stand_by(self) -> bool:

@@ -3,9 +3,13 @@
 State runs ahead of the log by the cycle in flight; only a known commit keeps it. A certain
 abort is published again byte for byte. Anything else (`InDoubtError`, `FencedError`, a
 mismatch) drops the state: the log can rebuild it.
+
+The commit of a full cycle is asked for aside, and the next cycle is read and decided meanwhile:
+then two cycles are in flight. Nothing of the second is sent before the first one's commit is
+known, and they are dropped together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from scheduler.bodies import USUAL, Bodies, Limits, LostBodiesError
 from scheduler.core.batches import due_ms
@@ -16,28 +20,27 @@ from scheduler.core.state import State
 from scheduler.core.tenants import OFFSET_BITS
 from scheduler.fold import Fold
 from scheduler.inputs import Fault, InputReader, Taken
-from scheduler.ports import Clock, Meter, Notes
+from scheduler.ports import Aside, Clock, Meter, Notes
 from scheduler.publish import Outgoing, Publisher, decision_of, keys_of
 from scheduler.recovery import RecoveryError, recover, take_over
 from scheduler.story import WAY_OUT
+from scheduler.transactions import AtOnce, Transactions
 from schemas.codec import chain, encode, header
 from schemas.decisions import Arrived, Chain, Picked, SnapshotChunk, WorkerSaid
 from schemas.log import (
-    AbortedError,
     Commit,
-    InDoubtError,
     Log,
     LogError,
     Partition,
     PositionLostError,
-    TransactionalProducer,
     UnavailableError,
 )
 from schemas.records import VERSION, Finished
 from schemas.topics import Topics
 
-#: Certain aborts of one cycle before the shard is rebuilt.
-ABORTS_MAX = 5
+#: Requests taken in or picked that make a cycle full: below, a thread costs more than it gives,
+#: and who is not in a hurry for the next cycle had better know the end of this one.
+FULL = 1_500
 #: Bytes of decisions after which a snapshot is written: bounds what recovery re-applies.
 SNAPSHOT_BYTES = 250_000
 #: ... and the longest time between two, also when idle.
@@ -64,6 +67,8 @@ class Shard:
         notes: Notes,
         limits: Limits = USUAL,
         warm: Fold | None = None,
+        aside: Aside | None = None,
+        full: int = FULL,
     ) -> None:
         self.shard = shard
         self._warm = warm  #: what a standby has read of it
@@ -72,7 +77,8 @@ class Shard:
         self._clock = clock
         self._meter = meter
         self._notes = notes
-        self._producer: TransactionalProducer | None = None
+        self._transactions = Transactions(f"shard {shard}", aside or AtOnce(), meter, notes)
+        self._full = full
         self._reader = log.reader()
         self._inputs = InputReader(log, self._reader, topics, shard)
         self.state = State(shard)
@@ -107,9 +113,9 @@ class Shard:
         warm, self._warm = self._warm, None
         self.state = State(self.shard)  # two of them may be more than there is room for
         self.bodies = self._no_bodies()
-        self._close_producer()
-        self._producer = self._log.transactional(self.transactional_id)
-        recovered = take_over(self._producer, warm or self._fold(), self._fold)
+        producer = self._log.transactional(self.transactional_id)
+        self._transactions.use(producer)
+        recovered = take_over(producer, warm or self._fold(), self._fold)
         if recovered.state.seq == 0:
             self._check_new()
         self.state = recovered.state
@@ -193,7 +199,9 @@ class Shard:
         for unread in taken.faults:
             place = unread.record.place
             self._notes.warning("unreadable", place=place, error=unread.detail)
-        is_busy = self._decide(cycle, taken.faults)
+        arrived = sum([len(requests.arrivals) for requests in taken.inputs.requests])
+        picked = sum([len(batch.requests) for batch in cycle.batches])
+        is_busy = self._decide(cycle, taken.faults, is_full=max(arrived, picked) >= self._full)
         self.bodies.budget = self.limits.body_bytes
         self.bodies.fit(len(self.state.ids))
         if self.state.document != document:
@@ -204,12 +212,16 @@ class Shard:
     def _now(self) -> int:
         return self._clock.now_ms()
 
-    def _decide(self, cycle: Cycle, faults: Sequence[Fault] = ()) -> bool:
-        """Publish a cycle that was just run; False when it decided nothing."""
+    def _decide(self, cycle: Cycle, faults: Sequence[Fault] = (), *, is_full: bool = False) -> bool:
+        """Publish a cycle that was just run; False when it decided nothing.
+
+        When it returns, the commit of the cycle before is known, and of this one if not `is_full`.
+        """
         if not cycle.steps:
+            self._transactions.settle()
             return False
         self.state.seq += 1
-        self._publish(cycle, faults)
+        self._publish(cycle, faults, is_full=is_full)
         self._forget_bodies(cycle)
         self._measure(cycle)
         return True
@@ -236,7 +248,7 @@ class Shard:
 
     # --- the transaction
 
-    def _publish(self, cycle: Cycle, faults: Sequence[Fault]) -> None:
+    def _publish(self, cycle: Cycle, faults: Sequence[Fault], *, is_full: bool) -> None:
         keys = keys_of(self.state, cycle)
         try:
             bodies = self.bodies.take(keys)
@@ -252,46 +264,24 @@ class Shard:
             Outgoing(self._topics.decisions, self.shard, value, None, header(seal)),
             *publisher.records(self.state, cycle, faults),
         ]
-        self._transact(records)
+        if is_full:
+            self._transactions.send_aside(records)
+        else:
+            self._transactions.send(records)
         self._digest = digest
         self._bytes_since += len(value)
-
-    def _transact(
-        self,
-        records: list[Outgoing],
-        on_first: Callable[[int | None, LogError | None], None] | None = None,
-    ) -> None:
-        producer = self._producer
-        assert producer is not None
-        for _ in range(ABORTS_MAX):
-            try:
-                producer.begin()
-                for index, record in enumerate(records):
-                    producer.send(
-                        record.topic,
-                        record.partition,
-                        record.value,
-                        key=record.key,
-                        headers=record.headers,
-                        on_delivery=on_first if index == 0 else None,
-                    )
-                producer.commit()
-            except AbortedError as error:
-                self._meter.count("scheduler_aborts")
-                self._notes.warning("cycle aborted, publishing it again", error=str(error))
-            else:
-                return
-        raise InDoubtError(f"shard {self.shard}: {ABORTS_MAX} aborts in a row")
 
     # --- now and then
 
     def _housekeeping(self, now_ms: int) -> None:
+        """What is due beside cycles; what is written then follows from known commits only."""
         enough = max(SNAPSHOT_BYTES, self._snapshot_bytes)
         is_due = now_ms - self._snapshot_ms >= SNAPSHOT_MS
         if self.state.seq and (self._bytes_since >= enough or is_due):
             self.write_snapshot()
         if now_ms - self._frontier_ms >= FRONTIER_MS:
             self._frontier_ms = now_ms
+            self._transactions.settle()
             self._commit_frontiers()
 
     def write_snapshot(self) -> None:
@@ -316,7 +306,7 @@ class Shard:
             if error is None and offset is not None:
                 offsets.append(offset)
 
-        self._transact(records, delivered)
+        self._transactions.send(records, delivered)
         self._digest, self._snapshot = digest, offsets[-1]
         self._bytes_since, self._snapshot_ms = 0, self._clock.now_ms()
         self._snapshot_bytes = len(data)
@@ -349,13 +339,8 @@ class Shard:
         self.bodies.measure(meter, self.shard)
 
     def close(self) -> None:
-        """Free the clients; nothing is open between two turns."""
+        """Free the clients. What is in flight ends first: the log knows how."""
         if self._warm is not None:
             self._warm.close()
-        self._close_producer()
+        self._transactions.close()
         self._reader.close()
-
-    def _close_producer(self) -> None:
-        if self._producer is not None:
-            self._producer.close()
-            self._producer = None

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from adapters.memory import CommitFault, MemoryLog
 from scheduler.core.batches import due_ms
 from scheduler.service import Scheduler
+from scheduler.transactions import AtOnce
 from schemas.topics import Topics
 from simulation.process_log import Call, ProcessLog
 from simulation.world import Silence, VirtualClock
@@ -17,6 +18,9 @@ from workers.engine import EngineBatch, EngineOutcome
 from workers.engines.simulated import SimulatedEngine, SimulatedSettings
 from workers.service import WorkerService, WorkerSettings
 from workers.slots_virtual import VirtualSlots
+
+#: Requests that make a cycle full here: few come at once.
+FULL = 2
 
 
 class SkewedClock:
@@ -65,8 +69,32 @@ class Process:
         raise AssertionError(self.name)
 
 
+class Late:
+    """Makes a call when its outcome is asked for: a commit that lands as late as it can."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], None] | None = None
+
+    def start(self, call: Callable[[], None]) -> None:
+        """Put the call off."""
+        self._call = call
+
+    def wait(self) -> None:
+        """Make the call."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 class SchedulerProcess(Process):
-    """A scheduler."""
+    """A scheduler. Its cycles are full early, and it goes on while they are committed.
+
+    With an even number the commits land at once and it hears of them late, with an odd one
+    they land late.
+    """
 
     def __init__(self, name: str, ground: Ground, at: At) -> None:
         super().__init__(name, ground, at)
@@ -78,6 +106,8 @@ class SchedulerProcess(Process):
             notes=ground.silence,
             instance=name,
             idle_wait_s=0.0,
+            aside=Late if name[-1:] in "13579" else AtOnce,
+            full=FULL,
         )
 
     def turn(self) -> bool:
