@@ -126,17 +126,22 @@ def open_meter(metrics_port: int | None) -> Meter:
 
 def run_scheduler(process: Process) -> int:
     """Run a scheduler until it is told to stop; returns the exit code."""
+    from scheduler.bodies import Limits
     from scheduler.recovery import RecoveryError
     from scheduler.service import Scheduler
 
+    settings = process.settings
+    limits = Limits(settings.bodies_mb << 20, settings.waiting_max)
+
     def make() -> Service:
         service = Scheduler(
-            open_log(process.settings),
+            open_log(settings),
             process.topics,
             clock=SystemClock(),
             meter=open_meter(process.metrics_port),
             notes=process.notes,
             instance=process.instance,
+            limits=limits,
             recovering=without_collections,
             aside=ThreadAside,
         )

@@ -25,6 +25,13 @@ STACK_FILE = Path(".fairlane") / "stack.json"
 REPLICATION_DEFAULT = 3
 #: Kafka's own limit is 32,767; nobody keeps more copies than this.
 REPLICATION_MAX = 15
+#: Megabytes of bodies that a scheduler keeps in memory; what is above is read again.
+BODIES_MB_DEFAULT = 1_024
+#: Requests that may wait in a scheduler before it reads no more: about 6 GB without bodies.
+WAITING_MAX_DEFAULT = 8_000_000
+#: No machine has more than these.
+BODIES_MB_MAX = 1_000_000
+WAITING_MAX_MAX = 1_000_000_000
 
 #: Names of client options that are no secret; the values of all others are hidden.
 _OPEN_OPTIONS = frozenset({"security.protocol", "sasl.mechanism", "sasl.mechanisms", "client.id"})
@@ -43,6 +50,12 @@ _OWN_OPTIONS = frozenset(
     }
 )
 _HIDDEN = "***"
+#: Settings that are whole numbers from 1 on, and their limits.
+_NUMBERS = {
+    "REPLICATION": REPLICATION_MAX,
+    "BODIES_MB": BODIES_MB_MAX,
+    "WAITING_MAX": WAITING_MAX_MAX,
+}
 
 
 class SettingsError(FairlaneError):
@@ -54,7 +67,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     `kafka` is a list of brokers `host:port,...`; `redis` a URL, empty when not given;
     `kafka_options` go to the Kafka client as they are (security); `replication` is for
-    topics that are created.
+    topics that are created. `bodies_mb` and `waiting_max` bound a scheduler's memory.
     """
 
     kafka: str
@@ -62,6 +75,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     prefix: str = "fairlane"
     kafka_options: dict[str, str] = field(default_factory=dict)
     replication: int = REPLICATION_DEFAULT
+    bodies_mb: int = BODIES_MB_DEFAULT
+    waiting_max: int = WAITING_MAX_DEFAULT
 
     def redacted(self) -> dict[str, Any]:
         """Fields for logs and people, without secrets."""
@@ -75,6 +90,8 @@ class Settings(Struct, frozen=True, kw_only=True):
             "prefix": self.prefix,
             "kafka_options": options,
             "replication": self.replication,
+            "bodies_mb": self.bodies_mb,
+            "waiting_max": self.waiting_max,
         }
 
     def __repr__(self) -> str:
@@ -98,7 +115,7 @@ def load(environ: Mapping[str, str], folder: Path) -> Settings:
     """
     given = {
         name: value
-        for key in ("KAFKA", "REDIS", "PREFIX", "KAFKA_OPTIONS", "REPLICATION")
+        for key in ("KAFKA", "REDIS", "PREFIX", "KAFKA_OPTIONS", *_NUMBERS)
         if (value := environ.get(name := ENV_PREFIX + key, "").strip())
     }
     faults: list[str] = []
@@ -117,8 +134,9 @@ def load(environ: Mapping[str, str], folder: Path) -> Settings:
         faults.append(f"FAIRLANE_PREFIX {prefix!r} is not valid: {NAME_RULE}")
     values["prefix"] = prefix
     values["kafka_options"] = _options(given.get("FAIRLANE_KAFKA_OPTIONS", "{}"), faults)
-    if "FAIRLANE_REPLICATION" in given:
-        values["replication"] = _replication(given["FAIRLANE_REPLICATION"], faults)
+    for key, most in _NUMBERS.items():
+        if (text := given.get(ENV_PREFIX + key)) is not None:
+            values[key.lower()] = _number(ENV_PREFIX + key, text, most, faults)
     if faults:
         raise SettingsError("\n".join(faults))
     return Settings(**values)
@@ -163,8 +181,8 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _replication(text: str, faults: list[str]) -> int:
-    if text.isdecimal() and 1 <= int(text) <= REPLICATION_MAX:
+def _number(name: str, text: str, most: int, faults: list[str]) -> int:
+    if text.isdecimal() and 1 <= int(text) <= most:
         return int(text)
-    faults.append(f"FAIRLANE_REPLICATION is {text!r}; allowed is 1..{REPLICATION_MAX}")
-    return REPLICATION_DEFAULT
+    faults.append(f"{name} is {text!r}; allowed is 1..{most}")
+    return most

@@ -151,6 +151,7 @@ class InputReader:
         self._reader = reader
         self._topics = topics
         self._shard = shard
+        self.is_paused = False  #: whether request partitions are left alone, from `assign` on
         self._assigned: dict[Partition, str] = {}
         self._starts: dict[Partition, int] = {}
         self._deferred: list[Record] = []
@@ -192,6 +193,8 @@ class InputReader:
         for name, pool in state.pools.items():
             for lane in range(len(pool.lanes)):
                 wanted[topics.workers(name), lane] = ""
+        if self.is_paused:
+            return wanted
         shards = policy.topology.shards
         prefix = self._topics.requests("")
         tiers = [tier.name for tier in policy.tiers]

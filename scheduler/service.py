@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from zlib import crc32
 
-from scheduler.bodies import USUAL, Bodies
+from scheduler.bodies import USUAL, Bodies, Limits
 from scheduler.core.mismatch import StateMismatchError
 from scheduler.fold import Fold
 from scheduler.ports import Aside, Clock, Meter, Notes
@@ -41,6 +41,7 @@ class Scheduler:
         instance: name of this process as a static member; it survives a restart, so the
             shard comes back at once after kill -9. Two processes need two names.
         idle_wait_s: how long a turn may wait for input; 0 under a virtual clock.
+        limits: what all its shards together may hold in memory.
         recovering: entered while a shard is taken over: millions of objects that stay are made.
         aside: makes what commits a shard's full cycles while it goes on.
         full: requests taken in or picked that make a cycle full.
@@ -56,6 +57,7 @@ class Scheduler:
         notes: Notes,
         instance: str | None = None,
         idle_wait_s: float = 0.05,
+        limits: Limits = USUAL,
         recovering: Callable[[], AbstractContextManager[None]] = nullcontext,
         aside: Callable[[], Aside] = AtOnce,
         full: int = FULL,
@@ -67,6 +69,7 @@ class Scheduler:
         self._notes = notes
         self._instance = instance
         self._idle_wait_s = idle_wait_s
+        self._limits = limits
         self._recovering = recovering
         self._standbys = Standbys(self._fold, clock, notes)
         self._turned = False  #: whether the last turn of the copies read anything
@@ -152,10 +155,18 @@ class Scheduler:
             clock=self._clock,
             meter=self._meter,
             notes=self._notes,
+            limits=self._limits,
             warm=self._standbys.take(number),
             aside=self._aside(),
             full=self._full,
         )
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Give each shard its part of what the process may hold in memory."""
+        count = max(1, len(self.shards))
+        for shard in self.shards.values():
+            shard.limits = Limits(*(limit // count for limit in self._limits))
 
     def _stand_by(self) -> bool:
         """Read the shards of others along; which of many first follows from our name."""
@@ -164,7 +175,7 @@ class Scheduler:
         return self._standbys.turn([(first + n) % count for n in range(count)])
 
     def _fold(self, number: int) -> Fold:
-        share = USUAL.body_bytes // max(1, min(self._count, COPIES_MAX))
+        share = self._limits.body_bytes // max(1, min(self._count, COPIES_MAX))
         return Fold(self._log, self._topics, number, self._notes, Bodies(self._log, share))
 
     def _turn(self, number: int, wait_s: float) -> bool:
@@ -229,6 +240,7 @@ class Scheduler:
         shard = self.shards.pop(number, None)
         if shard is not None:
             shard.close()
+            self._share_out()
 
     def close(self) -> None:
         """Leave the group for good, so that others take over at once, and free the clients."""

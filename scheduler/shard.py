@@ -47,6 +47,8 @@ SNAPSHOT_BYTES = 250_000
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
 CHUNK_BYTES = 500_000
+#: Reading that was paused goes on below so much of what may wait.
+RESUME_PERCENT = 90
 #: How often frontiers are committed as ordinary offsets, for Kafka's own tools.
 FRONTIER_MS = 1_000
 #: ... and how much later after a failure.
@@ -130,6 +132,7 @@ class Shard:
         self._snapshot_bytes = story.snapshot_bytes
         self._inputs = InputReader(self._log, self._reader, self._topics, self.shard)
         self._follow()
+        self._brake()
         self.ready = True
         self._notes.info(
             "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self.state.ids)
@@ -165,6 +168,24 @@ class Shard:
 
     def _follow(self) -> None:
         self._met = self._inputs.assign(self.state, lambda p: self._reader.bounds(p).low)
+
+    def _brake(self) -> None:
+        """Read no more requests when too many wait; go on when a tenth of them is done."""
+        live, most = len(self.state.ids), self.limits.live_max
+        was_paused = self._inputs.is_paused
+        is_paused = live > (most * RESUME_PERCENT // 100 if was_paused else most)
+        if is_paused == was_paused:
+            return
+        self._inputs.is_paused = is_paused
+        self._follow()
+        self._meter.gauge("scheduler_reading_paused", int(is_paused), shard=str(self.shard))
+        if is_paused:
+            self._meter.count("scheduler_reading_pauses", shard=str(self.shard))
+            self._notes.warning(
+                "no more requests are read: too many wait", shard=self.shard, live=live, most=most
+            )
+        else:
+            self._notes.info("requests are read again", shard=self.shard, live=live)
 
     def turn(self, wait_s: float) -> bool:
         """One cycle: read, decide, commit. Returns whether anything was decided.
@@ -206,6 +227,7 @@ class Shard:
         self.bodies.fit(len(self.state.ids))
         if self.state.document != document:
             self._follow()
+        self._brake()
         self._housekeeping(self._now())
         return is_busy
 

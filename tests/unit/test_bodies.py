@@ -125,3 +125,27 @@ def test_what_comes_for_a_short_queue_is_not_dropped_for_a_long_one() -> None:
     assert state.ids["quick"].key in bodies
     assert state.ids["h0"].key in bodies
     assert state.ids["h999"].key not in bodies
+
+
+def test_too_many_waiting_pause_the_reading_of_requests_and_nothing_else() -> None:
+    backlog = Backlog({"a": 1}, limits=Limits(live_max=100), batch=5)
+    backlog.read_all()
+    for number in range(101):
+        backlog.submit(f"r{number}", "a", b"x")
+    backlog.read_all()
+    for number in range(101, 150):
+        backlog.submit(f"r{number}", "a", b"x")
+    backlog.read_all()
+    assert len(backlog.shard.state.ids) == 101  # the rest stays in the log
+    backlog.open_lane(1)
+    backlog.turn()
+    backlog.finish(backlog.receive())
+    backlog.turn()
+    assert len(backlog.shard.state.ids) == 91  # workers are heard, but it is not enough room
+    backlog.finish(backlog.receive())
+    backlog.read_all()
+    assert len(backlog.shard.state.ids) == 130
+    backlog.drain()
+    assert len({one.id for one in backlog.sent}) == len(backlog.sent) == 150
+    assert backlog.meter.counts["scheduler_reading_pauses"] == 2
+    assert sum("too many wait" in name for name in backlog.notes.names()) == 2

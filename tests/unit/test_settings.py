@@ -92,3 +92,15 @@ def test_secrets_are_in_no_representation(tmp_path: Path) -> None:
         assert "hu" not in shown
         assert "SASL_SSL" in shown
         assert "h:1/0" in shown
+
+
+def test_a_schedulers_memory_is_bounded_by_numbers(tmp_path: Path) -> None:
+    given = {"FAIRLANE_KAFKA": "a:1", "FAIRLANE_BODIES_MB": "64", "FAIRLANE_WAITING_MAX": "1000"}
+    found = load(given, tmp_path)
+    assert (found.bodies_mb, found.waiting_max) == (64, 1_000)
+    assert load({"FAIRLANE_KAFKA": "a:1"}, tmp_path).bodies_mb == 1_024
+    wrong = given | {"FAIRLANE_BODIES_MB": "0", "FAIRLANE_WAITING_MAX": "-1"}
+    with pytest.raises(SettingsError) as raised:
+        load(wrong, tmp_path)
+    for name, text in (("BODIES_MB", "0"), ("WAITING_MAX", "-1")):
+        assert f"FAIRLANE_{name} is {text!r}; allowed is 1.." in str(raised.value)
