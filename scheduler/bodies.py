@@ -9,8 +9,9 @@ read in large pieces: along with the bodies that are missing comes what all queu
 (`scheduler.ahead`), and what else waits in the same pieces of the log while there is room.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
+from operator import itemgetter
 from typing import NamedTuple
 
 from scheduler.ahead import BODY_OVERHEAD, Pace, Pass, Spans, spans_of
@@ -22,7 +23,7 @@ from schemas.codec import passed_through
 from schemas.log import Log, LogError, Record, UnavailableError
 
 #: What Python's objects around one header that passes through take.
-HEADER_OVERHEAD = 180
+HEADER_OVERHEAD = 200
 #: Most that is read ahead at once: about half a second of reading, nothing is picked meanwhile.
 AHEAD_BYTES = 64_000_000
 #: Two pieces of the log are read as one when no more is between them: a client that begins
@@ -39,6 +40,8 @@ SPARED_MAX = 20_000
 POLL_RECORDS = 10_000
 POLL_S = 0.1
 SILENT_POLLS_MAX = 300
+
+_VALUE, _HEADERS = itemgetter(0), itemgetter(1)
 
 
 class Limits(NamedTuple):
@@ -111,10 +114,10 @@ class Bodies:
             self._kept[key] = body
             self.resident_bytes += weight
 
-    def keep_all(self, bodies: Mapping[int, Body]) -> None:
+    def keep_all(self, keys: Sequence[int], bodies: Sequence[Body]) -> None:
         """Take in what was just read, until `fit` is called at least; none may be here yet."""
-        self._kept.update(bodies)
-        self.resident_bytes += _weight(bodies.values())
+        self._kept.update(zip(keys, bodies, strict=True))
+        self.resident_bytes += _weight(bodies)
 
     # --- out
 
@@ -296,18 +299,13 @@ class Bodies:
         self._told = counts
 
 
-def _weight(bodies: Iterable[Body]) -> int:
+def _weight(bodies: Sequence[Body]) -> int:
     """Bytes that they take."""
-    sizes = [
-        len(value) + BODY_OVERHEAD if not headers else _with_headers(value, headers)
-        for value, headers in bodies
-    ]
-    return sum(sizes)
-
-
-def _with_headers(value: bytes, headers: tuple[tuple[str, bytes], ...]) -> int:
-    named = sum([len(name) + len(content) + HEADER_OVERHEAD for name, content in headers])
-    return len(value) + BODY_OVERHEAD + named
+    size = sum(map(len, map(_VALUE, bodies))) + len(bodies) * BODY_OVERHEAD
+    for headers in filter(None, map(_HEADERS, bodies)):
+        for name, content in headers:
+            size += len(name) + len(content) + HEADER_OVERHEAD
+    return size
 
 
 def _body_of(record: Record) -> Body:

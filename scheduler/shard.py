@@ -253,7 +253,7 @@ class Shard:
         for requests, bodies in zip(taken.inputs.requests, taken.bodies, strict=True):
             base = self.state.part_of[requests.topic, requests.partition] << OFFSET_BITS
             keys = [base | arrival[0] for arrival in requests.arrivals]
-            self.bodies.keep_all(dict(zip(keys, bodies, strict=True)))
+            self.bodies.keep_all(keys, bodies)
 
     def _forget_bodies(self, cycle: Cycle) -> None:
         """Drop the bodies of what is not live any more, after a cycle is published."""
