@@ -43,6 +43,9 @@ from schemas.topics import Topics
 FULL = 1_500
 #: Bytes of decisions after which a snapshot is written: bounds what recovery re-applies.
 SNAPSHOT_BYTES = 250_000
+#: A snapshot that is larger waits for as many bytes of decisions, or until writing it takes no
+#: more than one part in so many of the time since the last one.
+SNAPSHOT_SHARE = 50
 #: ... and the longest time between two, also when idle.
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
@@ -91,6 +94,7 @@ class Shard:
         self._snapshot = -1
         self._snapshot_ms = 0
         self._snapshot_bytes = 0
+        self._snapshot_took_ms = 0  #: of the last one that was written here
         self._bytes_since = 0
         self._frontier_ms = 0
         self._frontiers: dict[Partition, Commit] = {}
@@ -297,10 +301,12 @@ class Shard:
 
     def _housekeeping(self, now_ms: int) -> None:
         """What is due beside cycles; what is written then follows from known commits only."""
-        enough = max(SNAPSHOT_BYTES, self._snapshot_bytes)
-        is_due = now_ms - self._snapshot_ms >= SNAPSHOT_MS
-        if self.state.seq and (self._bytes_since >= enough or is_due):
+        since_ms = now_ms - self._snapshot_ms
+        is_cheap = since_ms >= SNAPSHOT_SHARE * self._snapshot_took_ms
+        enough = SNAPSHOT_BYTES if is_cheap else max(SNAPSHOT_BYTES, self._snapshot_bytes)
+        if self.state.seq and (self._bytes_since >= enough or since_ms >= SNAPSHOT_MS):
             self.write_snapshot()
+            self._snapshot_took_ms = self._now() - now_ms
         if now_ms - self._frontier_ms >= FRONTIER_MS:
             self._frontier_ms = now_ms
             self._transactions.settle()

@@ -28,6 +28,29 @@ def test_init_ends_the_open_transaction_of_the_predecessor(harness: Harness) -> 
     assert harness.values((topic, 0)) == [b"heir"]
 
 
+def test_init_lets_other_work_go_on_meanwhile(harness: Harness) -> None:
+    """However much there is of it, and whatever it reads: the id is taken over all the same."""
+    topic, name = harness.topic(), harness.fresh("id")
+    _open(harness, name, topic)
+    reader = harness.reader()
+    ends: list[int] = []
+
+    def look() -> bool:
+        ends.append(reader.bounds((topic, 0)).end)
+        return len(ends) < 3
+
+    heir = harness.log.transactional(name)
+    heir.init(look)
+    assert 1 <= len(ends) <= 3
+    assert ends[0] == 0, "the predecessor's transaction is open at first"
+    assert reader.bounds((topic, 0)) == (0, 2)
+    heir.begin()
+    heir.send(topic, 0, b"heir")
+    heir.commit()
+    heir.close()
+    assert harness.values((topic, 0)) == [b"heir"]
+
+
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_a_zombie_can_end_nothing(harness: Harness, end: str) -> None:
     topic, name = harness.topic(), harness.fresh("id")

@@ -79,6 +79,25 @@ def test_a_static_instance_that_closed_comes_back_to_its_partitions(harness: Har
     assert held["new"] == before["old"]
 
 
+def test_a_static_instance_that_leaves_hands_over(harness: Harness) -> None:
+    """What it held is not kept for it; it may come again as another member."""
+    topic, group = harness.topic(2), harness.fresh("group")
+    held: dict[str, set[int]] = {"old": set(), "new": set(), "other": set()}
+    members = {
+        "old": harness.membership(group, topic, "a"),
+        "other": harness.membership(group, topic, "b"),
+    }
+    _until_held(members, held, 2, 1)
+    old = members.pop("old")
+    old.leave()
+    old.close()
+    _until_held(members, held, 2, 2)
+    assert held["other"] == {0, 1}
+    held["old"] = set()
+    members["new"] = harness.membership(group, topic, "a")
+    _until_held(members, held, 2, 1)
+
+
 def test_groups_do_not_see_each_other(harness: Harness) -> None:
     topic = harness.topic(2)
     held: dict[str, set[int]] = {"one": set(), "two": set()}
