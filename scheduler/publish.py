@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 from scheduler.core.arrivals import Arrival
 from scheduler.core.decided import BatchOut, Cycle
-from scheduler.core.pick.order import DEADLINE_BITS, KEY_MASK, arrived_of, deadline_of
+from scheduler.core.pick.order import DEADLINE_BITS, deadline_of
 from scheduler.core.state import State
 from scheduler.core.tenants import Live
 from scheduler.inputs import Body, Fault
@@ -72,7 +72,7 @@ def decision_of(state: State, cycle: Cycle) -> Decision:
 
 def keys_of(state: State, cycle: Cycle) -> list[int]:
     """Keys of the requests whose bodies the cycle's records need, in the order of `records`."""
-    keys = [live.order & KEY_MASK for batch in cycle.batches for live in batch.requests]
+    keys = [live.key for batch in cycle.batches for live in batch.requests]
     keys += [live.key for live, _ in cycle.ended]
     keys += [
         pack_key(state.part_of[topic, partition], arrival.offset)
@@ -100,7 +100,7 @@ def items_of(
                 queue.endpoint,
                 past.attempt if past else 0,
                 len(body[0]),
-                arrived_of(order),
+                live.arrived_ms,
                 deadline_of(order) if order & DEADLINE_BITS != DEADLINE_BITS else 0,
                 live.tokens,
                 body[1],

@@ -78,7 +78,8 @@ def new_live(key: int, arrival: Arrival, queue: TenantQueue) -> Live:
     if not 1 <= inputs <= INPUTS_MAX:
         inputs = min(max(1, inputs), INPUTS_MAX)
     place = order(meta.priority, meta.deadline_ms, at_ms, key, aging_ms)
-    live = Live(meta.id, queue, place, size, meta.input_tokens + meta.output_tokens_max, inputs)
+    given = meta.input_tokens + meta.output_tokens_max
+    live = Live(meta.id, queue, key, place, size, given, inputs)
     if ring is not None:
         live.tokens = estimate(live, ring.pool)
     return live

@@ -8,7 +8,7 @@ next is asked of the selectors, in their order: tier, tenant, request.
 from scheduler.core.apply import picked as picked_now
 from scheduler.core.decided import STEPS_MAX, BatchOut, Cycle, end, take
 from scheduler.core.pick import Selector
-from scheduler.core.pick.order import DEADLINE_BITS, KEY_MASK
+from scheduler.core.pick.order import DEADLINE_BITS
 from scheduler.core.pick.tier import first_with_floors
 from scheduler.core.pick.turns import Member
 from scheduler.core.state import PoolState, Ring, State, is_eligible
@@ -126,7 +126,7 @@ def _fill_batch(state: State, cycle: Cycle, pool: PoolState) -> list[Live]:
             _overtake(state, cycle, ring, room, picked)
             break
         cost = queue.cost(live)
-        steps.append(Picked(packed & KEY_MASK, cost, turn, seat, inner_turn, inner_seat))
+        steps.append(Picked(live.key, cost, turn, seat, inner_turn, inner_seat))
         picked_now(state, live, cost, turn, inner_turn)
         picked.append(live)
         room.take(live)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from scheduler.core.mismatch import StateMismatchError, lane_of
-from scheduler.core.pick.order import KEY_MASK
 from scheduler.core.queues import close, land, learn, set_aside, settle, true_cost
 from scheduler.core.seats import reseat_tenant
 from scheduler.core.state import Flight, Lane, State
@@ -43,7 +42,7 @@ def _finished(state: State, step: Step, lane: Lane, record: Finished) -> None:
     if len(lives) != len(outcomes):
         raise StateMismatchError(state, step, "its requests are not those of the batch")
     for live, outcome in zip(lives, outcomes, strict=True):
-        if live.order & KEY_MASK != outcome.key:
+        if live.key != outcome.key:
             raise StateMismatchError(state, step, "its requests are not those of the batch")
     shares = _shares(outcomes) if unit is CostModel.ADAPTIVE else []
     surcharges: dict[TenantQueue, list[int]] = {}

@@ -7,7 +7,6 @@ Each keeps counters and heaps in agreement; seats and turns are `scheduler.core.
 from heapq import heappop, heappush
 from typing import Final
 
-from scheduler.core.pick.order import KEY_MASK
 from scheduler.core.seats import in_flight_changed, reseat, reseat_family
 from scheduler.core.state import State, estimate, is_eligible
 from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status, TenantQueue, Use
@@ -234,7 +233,7 @@ def unhold(state: State, live: Live) -> None:
 def close(state: State, live: Live) -> None:
     """The request is terminal: forget it, remember its id."""
     live.status = Status.ENDED
-    key = live.order & KEY_MASK
+    key = live.key
     state.parts[key >> OFFSET_BITS].window.remove(key & OFFSET_MASK)
     if state.returned:
         state.returned.pop(key, None)

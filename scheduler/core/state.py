@@ -17,7 +17,7 @@ from typing import Any
 from scheduler.core.pick import Selector
 from scheduler.core.pick.drr import DeficitRoundRobin
 from scheduler.core.pick.fifo import FirstInFirstOut
-from scheduler.core.pick.order import arrived_of, deadline_of
+from scheduler.core.pick.order import deadline_of
 from scheduler.core.pick.vtc import VirtualTokenCounter
 from scheduler.core.recent import Recent
 from scheduler.core.tenants import (
@@ -291,7 +291,7 @@ class State:
         else:
             endpoint = self.endpoints.get(queue.endpoint)
             wait_ms = min(endpoint.wait_ms_max if endpoint else POLICY_WAIT_MS, POLICY_WAIT_MS)
-        expires_ms = arrived_of(packed) + wait_ms
+        expires_ms = live.arrived_ms + wait_ms
         deadline_ms = deadline_of(packed)
         return min(expires_ms, deadline_ms) if deadline_ms else expires_ms
 

@@ -66,25 +66,32 @@ class Past:
 class Live:
     """A request that has not ended. Small: a million of them wait in one process."""
 
-    __slots__ = ("given", "id", "inputs", "order", "past", "queue", "size", "status", "tokens")
+    __slots__ = (
+        "arrived_ms", "given", "id", "inputs", "key", "order", "past", "queue", "size", "status",
+        "tokens",
+    )  # fmt: skip
 
     def __init__(
-        self, request_id: str, queue: "TenantQueue", order: int, size: int, given: int, inputs: int
+        self,
+        request_id: str,
+        queue: "TenantQueue",
+        key: int,
+        order: int,
+        size: int,
+        given: int,
+        inputs: int,
     ) -> None:
         self.id = request_id
         self.queue = queue
-        self.order = order  #: its place inside the tenant, with its key: `pick.order`
+        self.key = key  #: see `schemas.records.pack_key`
+        self.order = order  #: its place inside the tenant: `pick.order`
+        self.arrived_ms = arrived_of(order)  #: when the log took it
         self.size = size  #: bytes
         self.given = given  #: tokens as the request was let in
         self.tokens = given  #: estimate, clamped by the endpoint
         self.inputs = inputs
         self.status: int = Status.HELD
         self.past: Past | None = None
-
-    @property
-    def key(self) -> int:
-        """See `schemas.records.pack_key`."""
-        return key_of(self.order)
 
     @property
     def tenant(self) -> str:
@@ -100,11 +107,6 @@ class Live:
     def tier(self) -> str:
         """Name of the tier."""
         return self.queue.tier
-
-    @property
-    def arrived_ms(self) -> int:
-        """When the log took it."""
-        return arrived_of(self.order)
 
     @property
     def deadline_ms(self) -> int:

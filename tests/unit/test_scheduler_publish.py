@@ -13,7 +13,7 @@ NOW_MS = 1_735_689_600_000
 def live(number: int, deadline_ms: int) -> Live:
     queue = TenantQueue(Use(f"tenant-{number}"), "embed", "gold")
     key = pack_key(number, 1_000 + number)
-    return Live(f"{number:032x}", queue, order(500, deadline_ms, NOW_MS, key), 90, 12, 1)
+    return Live(f"{number:032x}", queue, key, order(500, deadline_ms, NOW_MS, key), 90, 12, 1)
 
 
 def test_tuples_are_written_as_items() -> None:
