@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from pyroaring import BitMap64
 
+from scheduler.ahead import BODY_OVERHEAD
 from scheduler.bodies import Bodies
 from scheduler.core.apply import apply
 from scheduler.core.arrivals import Arrival
@@ -244,10 +245,17 @@ class Fold:
             del bodies[:high]
 
     def _keep(self, index: int, arrivals: Sequence[Arrival], bodies: Sequence[Body]) -> None:
-        if self.bodies is not None:
-            keep, base = self.bodies.keep, pack_key(index, 0)
-            for arrival, body in zip(arrivals, bodies, strict=True):
-                keep(base | arrival.offset, body)
+        """Hand bodies over, all at once as long as there certainly is room for them."""
+        if self.bodies is None:
+            return
+        base = pack_key(index, 0)
+        keys = [base | arrival.offset for arrival in arrivals]
+        size = sum([arrival.size for arrival in arrivals]) + len(keys) * BODY_OVERHEAD
+        if self.bodies.resident_bytes + size <= self.bodies.budget:
+            self.bodies.keep_all(keys, bodies)
+            return
+        for key, body in zip(keys, bodies, strict=True):
+            self.bodies.keep(key, body)
 
     def _ended(self, decision: Decision) -> list[int]:
         """Keys of what is not live any more after a decision."""

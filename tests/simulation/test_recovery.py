@@ -6,6 +6,8 @@ import pytest
 
 from adapters.memory_groups import SESSION_TIMEOUT_MS
 from scheduler import ranges, shard
+from scheduler.ahead import BODY_OVERHEAD
+from scheduler.bodies import Bodies
 from scheduler.core.snapshot import dump
 from scheduler.fold import Fold
 from scheduler.recovery import RecoveryError, recover, take_over
@@ -101,6 +103,24 @@ def test_a_snapshot_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.story.snapshot == owner.snapshot_offset
     assert found.decisions == 0
     assert dump(found.state) == dump(owner.state)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
+def test_recovery_keeps_bodies_within_their_budget(share: float) -> None:
+    fleet, judge = fleet_of(workers=0)
+    arrive(fleet, 40, every_ms=1)
+    waiting(fleet, 40)
+    only_shard(fleet).write_snapshot()
+    budget = int(40 * (400 + BODY_OVERHEAD) * share)
+    bodies = Bodies(fleet.log, budget)
+    found = recover(fleet.log, fleet.topics, 0, fleet.silence, bodies)
+    assert bodies.resident_bytes <= budget
+    assert len(bodies) == min(40, int(40 * share))
+    bodies.follow(found.state)
+    keys = [live.key for live in found.state.lives()]
+    assert [body.value for body in bodies.take(keys)] == [b"x" * 400] * 40
+    fleet.start_worker("embed-0", Fleetmate("embed", 2, ENGINE))
+    assert run(fleet, judge) == {"succeeded": 40}
 
 
 # --- reading ahead
