@@ -18,11 +18,9 @@ class Recent:
 
     __slots__ = ("_ended", "known")
 
-    def __init__(self, items: Iterable[tuple[str, int]] = ()) -> None:
-        self.known: set[str] = set()
-        self._ended: deque[tuple[int, list[str]]] = deque()  #: when, who; oldest first
-        for request_id, ended_ms in items:
-            self.add(request_id, ended_ms)
+    def __init__(self, ended: Iterable[tuple[int, list[str]]] = ()) -> None:
+        self._ended: deque[tuple[int, list[str]]] = deque(ended)  #: when, who; oldest first
+        self.known: set[str] = {request_id for _, who in self._ended for request_id in who}
 
     def __len__(self) -> int:
         """How many are remembered."""
@@ -61,6 +59,10 @@ class Recent:
                 del who[:more]
             else:
                 return
+
+    def by_time(self) -> list[tuple[int, list[str]]]:
+        """Who ended, by when, oldest first."""
+        return list(self._ended)
 
     def items(self) -> Iterator[tuple[str, int]]:
         """Who ended when, oldest first."""

@@ -9,7 +9,7 @@ The controls are lanes with one rule broken: the same checks must catch each of 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -42,9 +42,9 @@ class Crashing:
         self._inner = inner
         self._faults = faults
 
-    def init(self) -> None:
+    def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
         self._faults.tick()
-        self._inner.init()
+        self._inner.init(meanwhile)
         self._faults.holder = self
 
     def begin(self) -> None:

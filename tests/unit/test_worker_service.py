@@ -263,6 +263,9 @@ def test_a_lane_gained_again_is_taken_again() -> None:
         def poll(self, timeout_s: float) -> Change | None:
             return changes.pop(0) if changes else None
 
+        def leave(self) -> None:
+            pass
+
         def close(self) -> None:
             pass
 
