@@ -19,8 +19,6 @@ from scheduler.core.tenants import Family, Status, TenantQueue, Use
 from schemas.policy import CostModel, Endpoint, Fairness
 
 _encoder = msgspec.msgpack.Encoder()
-#: Length of a usual id.
-_HEX = 32
 
 
 class _Live(msgspec.Struct, array_like=True):
@@ -99,7 +97,7 @@ class _State(msgspec.Struct, array_like=True):
     parts: list[_Part]
     lives: list[_Live]
     pools: list[_Pool]
-    recent: list[tuple[int, bytes | list[str]]]  # when, who: see `_pack`
+    recent: list[tuple[int, list[str]]]  # when, who
     aliases: list[tuple[int, str]]
     cancels: list[tuple[str, int, list[int]]]
     pauses: list[tuple[str, str, int]]
@@ -134,35 +132,12 @@ def dump(state: State) -> bytes:
             ],
             lives=marks,
             pools=[_dump_pool(name, pool) for name, pool in state.pools.items()],
-            recent=[(ended_ms, _pack(who)) for ended_ms, who in state.recent.by_time()],
+            recent=state.recent.by_time(),
             aliases=list(state.aliases.items()),
             cancels=[(t, p, sorted(at)) for (t, p), at in sorted(state.cancels.items()) if at],
             pauses=[(tenant, at, until) for (tenant, at), until in state.pauses.items()],
         )
     )
-
-
-def _pack(ids: list[str]) -> bytes | list[str]:
-    """Ids of 32 hexadecimal digits, as the ingress makes them, in half the space.
-
-    They are most of a busy shard's snapshot. Any other id, and all beside it, stay as they are.
-    """
-    if set(map(len, ids)) != {_HEX}:
-        return list(ids)
-    text = "".join(ids)
-    try:
-        packed = bytes.fromhex(text)
-    except ValueError:
-        return list(ids)
-    return packed if packed.hex() == text else list(ids)
-
-
-def _unpack(ids: bytes | list[str]) -> list[str]:
-    """Reverse `_pack`."""
-    if isinstance(ids, list):
-        return ids
-    text = ids.hex()
-    return [text[at : at + _HEX] for at in range(0, len(text), _HEX)]
 
 
 def _dump_pool(name: str, pool: PoolState) -> _Pool:
@@ -236,7 +211,7 @@ def load(data: bytes) -> tuple[State, list[BitMap64]]:
         pool = PoolState(dumped_pool.name, dumped_pool.endpoint, dumped_pool.prefetch, state.parts)
         state.pools[pool.name] = pool
         _load_pool(state, pool, dumped_pool)
-    state.recent = Recent((ended_ms, _unpack(who)) for ended_ms, who in dumped.recent)
+    state.recent = Recent(dumped.recent)
     state.aliases = OrderedDict(dumped.aliases)
     state.cancels = {
         (topic, partition): dict.fromkeys(at) for topic, partition, at in dumped.cancels
