@@ -39,7 +39,7 @@ compile: $(VENV)/.ready ## compile the scheduling core in place (a minute; needs
 	$(BIN)/python hatch_build.py
 
 pure: ## remove what was compiled
-	rm -f fairlane_core*.so scheduler/core/*.so scheduler/core/pick/*.so scheduler/core/compiled.sha256
+	rm -f fairlane_core*.so scheduler/*.so scheduler/core/*.so scheduler/core/pick/*.so scheduler/core/compiled.sha256
 
 models: $(VENV)/.models ## install the embedding model's files (90 MB) and check them
 

@@ -1,8 +1,8 @@
 """The scheduling core, compiled: the same source, two to three times as fast.
 
-mypyc makes extension modules of `scheduler/core`; Python prefers them to the files beside
-them. Nothing needs them: without a compiler the files are what runs, and both decide the
-same to the bit (tests/simulation/test_compiled.py).
+mypyc makes extension modules of `scheduler/core` and three files beside it; Python prefers
+them to the files. Nothing needs them: without a compiler the files are what runs, and both
+decide the same to the bit (tests/simulation/test_compiled.py).
 
     make compile                        into this tree, for benchmarks; `make pure` undoes it
     FAIRLANE_COMPILE=1 pip install .    into a wheel of this platform (a hook of hatchling)
@@ -21,6 +21,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 CORE = "scheduler/core"
+#: What is compiled beside the core: the way of a request to it and from it.
+BESIDE = ("scheduler/bodies.py", "scheduler/inputs.py", "scheduler/publish.py")
 #: Not compiled: an empty file, and records that are read by their annotations.
 AS_IT_IS = {Path(CORE) / "__init__.py", Path(CORE) / "snapshot.py"}
 #: The extension that holds all modules; what stands beside each is a stub that loads it.
@@ -75,14 +77,13 @@ def _is_wanted() -> bool:
 
 def sources(root: Path) -> list[Path]:
     """What is compiled, sorted."""
-    return sorted(
-        path for path in (root / CORE).rglob("*.py") if path.relative_to(root) not in AS_IT_IS
-    )
+    found = [*(root / CORE).rglob("*.py"), *(root / name for name in BESIDE)]
+    return sorted(path for path in found if path.relative_to(root) not in AS_IT_IS)
 
 
 def built(root: Path) -> list[Path]:
     """What was compiled into a tree, sorted."""
-    return sorted([*root.glob(f"{GROUP}*.so"), *(root / CORE).rglob("*.so")])
+    return sorted([*root.glob(f"{GROUP}*.so"), *(root / "scheduler").rglob("*.so")])
 
 
 def digest(root: Path) -> str:

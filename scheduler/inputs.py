@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from scheduler.core.arrivals import Arrival
 from scheduler.core.cycle import Inputs, RequestRange
 from scheduler.core.state import State
@@ -29,9 +27,9 @@ from schemas.records import (
     ControlRecord,
     Finished,
     HandedBack,
-    Outcome,
     Request,
     Seen,
+    Settled,
     Started,
 )
 from schemas.topics import Topics
@@ -52,15 +50,7 @@ class Body(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
 
-class _Settled(Struct, array_like=True, tag="finished", frozen=True):
-    """A `Finished` without what only the accounting reads: that is not decoded."""
-
-    v: int
-    number: int
-    outcomes: tuple[Outcome, ...]
-
-
-_WORKERS = Seen | Started | _Settled | HandedBack
+_WORKERS = Seen | Started | Settled | HandedBack
 
 
 @dataclass(slots=True)
@@ -296,6 +286,6 @@ class InputReader:
         else:
             pool = record.topic[len(topics.workers("")) :]
             said = decode_value(record, _WORKERS)
-            if isinstance(said, _Settled):
+            if isinstance(said, Settled):
                 said = Finished(said.v, said.number, said.outcomes)
             inputs.workers.append((pool, record.partition, said))

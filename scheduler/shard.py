@@ -41,11 +41,13 @@ from schemas.topics import Topics
 #: Requests taken in or picked that make a cycle full: below, a thread costs more than it gives,
 #: and who is not in a hurry for the next cycle had better know the end of this one.
 FULL = 1_500
-#: Bytes of decisions after which a snapshot is written: bounds what recovery re-applies.
+#: Bytes of decisions after which a snapshot is written, unless that takes more than one part in
+#: `SNAPSHOT_SHARE` of the time since the last one.
 SNAPSHOT_BYTES = 250_000
-#: A snapshot that is larger waits for as many bytes of decisions, or until writing it takes no
-#: more than one part in so many of the time since the last one.
 SNAPSHOT_SHARE = 50
+#: ... and after which it is written in any case, or after as many as the last one had: bounds
+#: what recovery applies again, about a second's work.
+SNAPSHOT_BYTES_MAX = 10_000_000
 #: ... and the longest time between two, also when idle.
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
@@ -303,7 +305,7 @@ class Shard:
         """What is due beside cycles; what is written then follows from known commits only."""
         since_ms = now_ms - self._snapshot_ms
         is_cheap = since_ms >= SNAPSHOT_SHARE * self._snapshot_took_ms
-        enough = SNAPSHOT_BYTES if is_cheap else max(SNAPSHOT_BYTES, self._snapshot_bytes)
+        enough = SNAPSHOT_BYTES if is_cheap else max(SNAPSHOT_BYTES_MAX, self._snapshot_bytes)
         if self.state.seq and (self._bytes_since >= enough or since_ms >= SNAPSHOT_MS):
             self.write_snapshot()
             self._snapshot_took_ms = self._now() - now_ms

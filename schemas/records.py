@@ -191,6 +191,14 @@ class Finished(Struct, array_like=True, tag="finished", frozen=True):
     ended_ms: int = 0
 
 
+class Settled(Struct, array_like=True, tag="finished", frozen=True):
+    """A `Finished` without what only the accounting reads: that is not decoded."""
+
+    v: int
+    number: int
+    outcomes: tuple[Outcome, ...]
+
+
 class HandedBack(Struct, array_like=True, tag="handed_back", frozen=True):
     """A new holder does not run its predecessor's batch; the scheduler has it again."""
 

@@ -45,7 +45,7 @@ def deployment(kafka_bootstrap: str) -> Iterator[Deployment]:
 def requests_cut_off(deployment: Deployment) -> str:
     topic, number = deployment.requests
     deployment.log.delete_records({(topic, number): 2})
-    return rf"{re.escape(topic)}\[{number}\]: offsets 1\.\.3 are needed, the log holds 2\.\.3"
+    return rf"{re.escape(topic)}\[{number}\]: offsets 1\.\.2 are needed, the log holds 2\.\.3"
 
 
 def requests_recreated(deployment: Deployment) -> str:

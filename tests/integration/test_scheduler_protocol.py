@@ -62,7 +62,12 @@ def test_reading_before_the_init_dispatches_twice(
     old = deployment.running()
     deployment.submit("a")
     early: Fold = deployment.recovered()
-    monkeypatch.setattr("scheduler.shard.recover", lambda *_: early)
+
+    def reads_before(producer: TransactionalProducer, *_: object) -> Fold:
+        producer.init()
+        return early
+
+    monkeypatch.setattr("scheduler.shard.take_over", reads_before)
     deployment.until(lambda: old.state.next_number == 2, old)
     new = deployment.shard()
     new.take_over()
