@@ -3,7 +3,8 @@
 One operation is one request: POSTed with an Idempotency-Key until a 202 comes (a killed
 ingress answers nothing, so the client tries again with the same key), scheduled, run by the
 simulated engine, ended by one result. One scheduler, two workers and one ingress run as
-processes; each is killed at random moments and started again at once, as a supervisor does.
+processes; each is killed at random moments and started again at once, as a supervisor does. The
+broker is killed and started again as well, a few times, evenly spread.
 The broker runs with the first compiler only: in a run of minutes on two cores the full one
 would compile most of the time, and its compiling would be what is measured.
 
@@ -13,7 +14,7 @@ those with two, `stuck` those not ended 60 s after the last kill, and
 `recovery` is from SIGKILL of the scheduler to the first batch decided after it and read by
 a committed reader, process start included.
 
-    python -m benchmarks.chaos --json [--quick] [--kills 30] [--requests 20000] [--pace 250]
+    python -m benchmarks.chaos --json [--quick] [--kills 100] [--restarts 5] [--requests 100000]
 """
 
 import argparse
@@ -39,7 +40,9 @@ from schemas.records import BatchCancel, HandedBack, LaneRecord, Result, WorkerR
 TENANTS = ("acme", "globex", "initech", "umbrella")
 #: Connections of the clients together.
 CLIENTS = 48
-#: What the issue allows after the last kill.
+#: How the broker is called among what was killed.
+BROKER = "broker"
+#: What may pass after the last kill.
 STUCK_S = 60.0
 
 POLICY = Policy(
@@ -201,7 +204,7 @@ PROCESSES = {
 }
 
 
-def run(kills: int, requests: int, pace: int, seed: int) -> dict[str, Any]:
+def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[str, Any]:
     with Deployment(POLICY, benchmark=False) as deployment:
         port = str(deployment.http_port)
         for name, arguments in {**PROCESSES, "ingress-0": ("ingress", "--port", port)}.items():
@@ -215,7 +218,7 @@ def run(kills: int, requests: int, pace: int, seed: int) -> dict[str, Any]:
         flow = Flow(deployment.http_port, api_keys, requests, pace)
         sender = threading.Thread(target=flow.run)
         sender.start()
-        killed = kill_at_random(deployment, flow, kills, random.Random(seed))
+        killed = kill_at_random(deployment, flow, kills, restarts, random.Random(seed))
         while sender.is_alive():
             sender.join(5.0)
             waiting = list(flow.refused.values())
@@ -230,9 +233,9 @@ def run(kills: int, requests: int, pace: int, seed: int) -> dict[str, Any]:
     ]
     missing = sum(1 for request in flow.accepted if request not in ended)
     return {
-        "kills": len(killed),
+        "kills": sum(1 for name, _ in killed if name != BROKER),
         "kills_by_process": dict(Counter(name for name, _ in killed)),
-        "broker_restarts": 0,
+        "broker_restarts": sum(1 for name, _ in killed if name == BROKER),
         "requests": len(flow.accepted),
         "pace_per_s": pace,
         "client_retries": flow.retries,
@@ -252,14 +255,20 @@ def run(kills: int, requests: int, pace: int, seed: int) -> dict[str, Any]:
 
 
 def kill_at_random(
-    deployment: Deployment, flow: Flow, kills: int, chance: random.Random
+    deployment: Deployment, flow: Flow, kills: int, restarts: int, chance: random.Random
 ) -> list[tuple[str, float]]:
     """Kill and start again, spread over the time the flow takes; every other one a scheduler."""
+    brokers = {round((number + 0.5) * kills / restarts) for number in range(restarts)}
     killed: list[tuple[str, float]] = []
     gap_s = flow.count / flow.pace / (kills + 1)
     names = list(deployment.processes)
     for number in range(kills):
         flow.done.wait(gap_s * (0.5 + chance.random()))
+        if number in brokers:
+            deployment.stack.kill_broker()
+            killed.append((BROKER, time.time()))
+            deployment.stack.start_broker()
+            print("killed the broker", file=sys.stderr)
         name = "scheduler-0" if number % 2 else chance.choice(names)
         deployment.kill(name)
         killed.append((name, time.time()))
@@ -288,15 +297,18 @@ def wait_for_ends(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="6 kills, 2,000 requests")
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--quick", action="store_true", help="6 kills, 1 restart, 2,000 requests")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--restarts", type=int, default=5, help="of the broker")
+    parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--pace", type=int, default=100, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.kills, arguments.requests = 6, 2_000
-    figures = run(arguments.kills, arguments.requests, arguments.pace, arguments.seed)
+        arguments.kills, arguments.restarts, arguments.requests = 6, 1, 2_000
+    figures = run(
+        arguments.kills, arguments.restarts, arguments.requests, arguments.pace, arguments.seed
+    )
     figures["quick"] = arguments.quick
     if arguments.json:
         print(json.dumps(figures))
