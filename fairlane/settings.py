@@ -115,7 +115,15 @@ def load(environ: Mapping[str, str], folder: Path) -> Settings:
     """
     given = {
         name: value
-        for key in ("KAFKA", "REDIS", "PREFIX", "KAFKA_OPTIONS", *_NUMBERS)
+        for key in (
+            "KAFKA",
+            "REDIS",
+            "PREFIX",
+            "KAFKA_OPTIONS",
+            "REPLICATION",
+            "BODIES_MB",
+            "WAITING_MAX",
+        )
         if (value := environ.get(name := ENV_PREFIX + key, "").strip())
     }
     faults: list[str] = []

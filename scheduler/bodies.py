@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from scheduler.ahead import BODY_OVERHEAD, Pace, Pass, Spans, spans_of
 from scheduler.core.state import State
-from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Status
-from scheduler.inputs import Body
+from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status
+from scheduler.inputs import Body, read_request
 from scheduler.ports import Meter
 from schemas.codec import passed_through
 from schemas.log import Log, LogError, Record, UnavailableError
@@ -216,6 +216,8 @@ class Bodies:
         for positions in spans.passes():
             for record in self._read(positions):
                 key = indexes[record.topic, record.partition] << OFFSET_BITS | record.offset
+                if not _is_its(record, state.find(key)):
+                    continue  # another's, in a topic that was made again: told as lost
                 if key in wanted:
                     found[key] = _body_of(record)
                 elif key in planned or self._is_welcome(key, len(record.value)):
@@ -306,6 +308,14 @@ def _weight(bodies: Sequence[Body]) -> int:
         for name, content in headers:
             size += len(name) + len(content) + HEADER_OVERHEAD
     return size
+
+
+def _is_its(record: Record, live: Live | None) -> bool:
+    """Whether a record is the one that the request there was admitted from."""
+    if live is None:
+        return True
+    meta = read_request(record)[0].meta
+    return meta is not None and meta.id == live.id
 
 
 def _body_of(record: Record) -> Body:

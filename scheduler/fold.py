@@ -96,12 +96,20 @@ class Fold:
         return self._is_filled and not self._pending
 
     def read_to(self, end: int) -> None:
-        """Go on until everything of `decisions` below `end` has been folded."""
+        """Go on until everything of `decisions` below `end` has been folded.
+
+        Raises as `turn`; RecoveryError also when more was read than the log holds by now.
+        """
+        topic, number = self.story.partition
+        if self.story.next > end:
+            raise RecoveryError(
+                f"{topic}[{number}] ends at offset {end}, and {self.story.next} were read of it: "
+                f"it was cut off, or deleted and made again. {WAY_OUT}"
+            )
         silent = 0
         while not self.reached(end):
             silent = 0 if self.turn(POLL_S) else silent + 1
             if silent >= SILENT_POLLS_MAX:
-                topic, number = self.story.partition
                 raise UnavailableError(f"{topic}[{number}] does not answer")
 
     def reached(self, end: int) -> bool:
@@ -126,14 +134,19 @@ class Fold:
                     "changed, or another release wrote it: run that one, or start a new "
                     "deployment under another FAIRLANE_PREFIX."
                 ) from error
-        self._check_topics(self.state.topics)
+        self.check_topics()
         for index, offsets in enumerate(self._live):
             for start, stop in ranges_of(offsets):
                 self._ranges.want(self.state.parts[index].partition, start, stop)
         self._notes.info("recovery: snapshot read", seq=self.state.seq)
 
-    def _check_topics(self, recorded: Mapping[str, str]) -> None:
-        """A request topic that was deleted and made again must not pass for the old one."""
+    def check_topics(self, recorded: Mapping[str, str] | None = None) -> None:
+        """A request topic that was deleted and made again must not pass for the old one.
+
+        Raises RecoveryError. `recorded` are identities by topic, the state's unless given.
+        """
+        if recorded is None:
+            recorded = self.state.topics
         for topic, identity in recorded.items():
             now = self._log.topic_id(topic) if self._log.partitions(topic) else "none"
             if now != identity:
@@ -183,7 +196,7 @@ class Fold:
                 if isinstance(step, Arrived):
                     self._ranges.want((step.topic, step.partition), step.start, step.stop)
                 elif isinstance(step, TopicMet):
-                    self._check_topics({step.topic: step.id})
+                    self.check_topics({step.topic: step.id})
         return found is not None
 
     def _read_requests(self, wait_s: float) -> bool:

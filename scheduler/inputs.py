@@ -152,12 +152,15 @@ class InputReader:
         `start` tells where a partition begins that the state has no position for. Returns
         request topics that the state meets for the first time, with their identities.
         """
-        wanted = self._wanted(state)
-        met = [
+        requests = self._requests(state)
+        met = [  # also while none are read: what is cancelled meanwhile may stand in them
             (self._topics.requests(tier), self._log.topic_id(self._topics.requests(tier)))
-            for tier in dict.fromkeys(tier for tier in wanted.values() if tier)
+            for tier in dict.fromkeys(requests.values())
             if self._topics.requests(tier) not in state.topics
         ]
+        wanted = self._others(state)
+        if not self.is_paused:
+            wanted |= requests
         if wanted == self._assigned:
             return met
         positions = {}
@@ -172,8 +175,8 @@ class InputReader:
         self._reader.assign(positions)
         return met
 
-    def _wanted(self, state: State) -> dict[Partition, str]:
-        """Partitions to read; the tier of request partitions, "" for the others."""
+    def _others(self, state: State) -> dict[Partition, str]:
+        """Partitions to read that hold no requests, each with ""."""
         topics = self._topics
         wanted: dict[Partition, str] = {(topics.policy, 0): ""}
         policy = state.policy
@@ -183,18 +186,23 @@ class InputReader:
         for name, pool in state.pools.items():
             for lane in range(len(pool.lanes)):
                 wanted[topics.workers(name), lane] = ""
-        if self.is_paused:
-            return wanted
+        return wanted
+
+    def _requests(self, state: State) -> dict[Partition, str]:
+        """Request partitions of the shard, each with its tier."""
+        policy = state.policy
+        if policy is None:
+            return {}
         shards = policy.topology.shards
         prefix = self._topics.requests("")
         tiers = [tier.name for tier in policy.tiers]
         # removed ones too, also those that this shard never met: what is there gets an answer
         tiers += [topic[len(prefix) :] for topic in self._log.topics() if topic.startswith(prefix)]
-        for tier in dict.fromkeys(tiers):
-            for number in range(policy.topology.spread):
-                partition = (self._topics.requests(tier), self._shard + shards * number)
-                wanted[partition] = tier
-        return wanted
+        return {
+            (self._topics.requests(tier), self._shard + shards * number): tier
+            for tier in dict.fromkeys(tiers)
+            for number in range(policy.topology.spread)
+        }
 
     def reached_ends(self, state: State) -> Inputs:
         """Positions moved to the ends that were reached: past transaction markers.

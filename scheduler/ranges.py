@@ -137,6 +137,9 @@ class Ranges:
         try:
             polled = self._reader.poll(POLL_RECORDS, timeout_s)
         except PositionLostError as error:
+            if not self._wanted[error.partition].ranges:
+                self._is_stale = True  # nobody wants more of it
+                return found
             raise self._lost(error.partition, error.bounds) from error
         self._silent_s = 0.0 if polled else self._silent_s + timeout_s
         if self._silent_s >= SILENT_S_MAX:

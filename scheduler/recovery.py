@@ -74,9 +74,12 @@ def take_over(producer: TransactionalProducer, fold: Fold, again: Callable[[], F
         raise
     if not failed:
         try:
-            return _finished(fold)
+            finished = _finished(fold)
+            finished.check_topics()  # what was so when it was read may be long ago
         except RecoveryError:
             pass  # the same from its beginning says whether this is so
+        else:
+            return finished
     fold.close()
     return _finished(again())
 

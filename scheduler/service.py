@@ -71,7 +71,7 @@ class Scheduler:
         self._idle_wait_s = idle_wait_s
         self._limits = limits
         self._recovering = recovering
-        self._standbys = Standbys(self._fold, clock, notes)
+        self._standbys = Standbys(self._fold, clock, notes, limits.live_max)
         self._turned = False  #: whether the last turn of the copies read anything
         self._aside = aside
         self._full = full
@@ -186,6 +186,7 @@ class Scheduler:
             return False
         try:
             if not shard.ready:
+                shard.forget()
                 with self._recovering():
                     shard.take_over()
                 return True
@@ -221,8 +222,8 @@ class Scheduler:
         """What fails again after a recovery, at the same decision, is no lost race."""
         if not isinstance(error, StateMismatchError | TooLargeError):
             return False
-        seq, count = self._mismatches.get(shard.shard, (-1, 0))
-        count = count + 1 if seq == shard.state.seq else 1
+        seq, count = self._mismatches.get(shard.shard, (-2, 0))
+        count = count + 1 if abs(seq - shard.state.seq) <= 1 else 1  # the next may be decided
         self._mismatches[shard.shard] = (shard.state.seq, count)
         return count > MISMATCHES_MAX
 

@@ -115,12 +115,10 @@ class Shard:
     def take_over(self) -> None:
         """Own the shard: init, and read to an end asked for after it.
 
-        Raises RecoveryError, LogError.
+        Raises RecoveryError, LogError; FencedError when what was in flight was fenced.
         """
-        self.ready = False
+        self.forget()
         warm, self._warm = self._warm, None
-        self.state = State(self.shard)  # two of them may be more than there is room for
-        self.bodies = self._no_bodies()
         producer = self._log.transactional(self.transactional_id)
         self._transactions.use(producer)
         recovered = take_over(producer, warm or self._fold(), self._fold)
@@ -143,6 +141,16 @@ class Shard:
         self._notes.info(
             "shard taken over", shard=self.shard, seq=self.state.seq, live=len(self.state.ids)
         )
+
+    def forget(self) -> None:
+        """Drop the state and what is in flight: two states may be more than there is room for.
+
+        Raises FencedError when the cycle in flight was: then the shard is another's.
+        """
+        self.ready = False
+        self.state = State(self.shard)
+        self.bodies = self._no_bodies()
+        self._transactions.drop()
 
     def _fold(self) -> Fold:
         return Fold(self._log, self._topics, self.shard, self._notes, self._no_bodies())

@@ -16,6 +16,8 @@ from schemas.log import LogError
 COPIES_MAX = 4
 #: A copy that failed is begun anew so much later.
 RETRY_MS = 5_000
+#: A copy that would bring all copies above what may wait in a process is not made for so long.
+CROWDED_MS = 60_000
 #: How long a slice waits for records that must come.
 SLICE_S = 0.01
 
@@ -28,9 +30,11 @@ class Standbys:
     Args:
         make: an empty fold of a shard.
         clock, notes: outside things.
+        live_max: requests that all copies together may hold.
     """
 
-    def __init__(self, make: MakeFold, clock: Clock, notes: Notes) -> None:
+    def __init__(self, make: MakeFold, clock: Clock, notes: Notes, live_max: int) -> None:
+        self._live_max = live_max
         self._make = make
         self._clock = clock
         self._notes = notes
@@ -64,6 +68,11 @@ class Standbys:
             self._notes.warning("a standby's copy is begun anew", shard=number, error=str(error))
             self._drop(number)
             self._not_before_ms[number] = self._clock.now_ms() + RETRY_MS
+            return True
+        if sum(len(other.state.ids) for other in self._copies.values()) > self._live_max:
+            self._notes.warning("too many wait for a copy", shard=number, most=self._live_max)
+            self._drop(number)
+            self._not_before_ms[number] = self._clock.now_ms() + CROWDED_MS
             return True
         if not came and copy.is_level and number not in self._level:
             self._level.add(number)

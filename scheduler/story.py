@@ -39,6 +39,7 @@ class Story:
         self.snapshot_ms = 0  #: when it was written; without one, when the first decision was
         self.snapshot_bytes = 0
         self.bytes_since = 0  #: of decisions since that snapshot
+        self.next = 0  #: offset behind the last record that was read
         self._log = log
         self._reader: Reader | None = None
         self._rest: list[Record] = []  #: what was read with the snapshot
@@ -181,7 +182,7 @@ class Story:
                 f"{record.place} (decision {seal.seq}): the digest does not match: this record "
                 "was changed, or the one before it is missing. Restore the topic from a copy."
             )
-        self.digest = digest
+        self.digest, self.next = digest, record.offset + 1
         return decided
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from scheduler.ports import Aside, Meter, Notes
 from scheduler.publish import Outgoing
-from schemas.log import AbortedError, InDoubtError, LogError, TransactionalProducer
+from schemas.log import AbortedError, FencedError, InDoubtError, LogError, TransactionalProducer
 
 #: Certain aborts of one cycle before the shard is rebuilt.
 ABORTS_MAX = 5
@@ -61,8 +61,8 @@ class Transactions:
         self._in_flight: Sequence[Outgoing] | None = None
 
     def use(self, producer: TransactionalProducer) -> None:
-        """Send by this producer from now on, when it is initialised."""
-        self.drop()
+        """Send by this producer from now on, when it is initialised; there must be no other."""
+        assert self._producer is None
         self._producer = producer
 
     def send(self, records: Sequence[Outgoing], on_first: OnFirst | None = None) -> None:
@@ -104,18 +104,27 @@ class Transactions:
             self.send(records)
 
     def drop(self) -> None:
-        """Free the producer. What is in flight ends first; how, the log knows."""
-        if self._in_flight is not None:
-            self._in_flight = None
-            with suppress(LogError):
-                self._aside.wait()
+        """Free the producer. What is in flight ends first; how, the log knows.
+
+        Raises FencedError when that is how: who is fenced must not take the id again.
+        """
+        is_open, self._in_flight = self._in_flight is not None, None
         producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.close()
+        try:
+            if is_open:
+                self._aside.wait()
+        except FencedError:
+            raise
+        except LogError:
+            pass  # the log is read again
+        finally:
+            if producer is not None:
+                producer.close()
 
     def close(self) -> None:
         """Free everything."""
-        self.drop()
+        with suppress(FencedError):
+            self.drop()
         self._aside.close()
 
     def _open(self) -> TransactionalProducer:

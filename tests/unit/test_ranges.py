@@ -125,3 +125,28 @@ def test_what_the_log_lost_is_named(start: int, stop: int) -> None:
     text = rf"requests\[0\]: offsets {start}\.\.{stop} are needed, the log holds 10\.\.100"
     with pytest.raises(LostRangeError, match=text):
         ranges.poll(0.0)
+
+
+def test_a_position_lost_where_nothing_is_wanted_harms_nobody() -> None:
+    log = MemoryLog(VirtualClock())
+    log.ensure_topics([TopicSpec("t", 2, {})])
+    producer = log.producer()
+
+    def add() -> None:
+        for partition in (0, 1):
+            for _ in range(5):
+                producer.send("t", partition, b"x")
+
+    add()
+    ranges = Ranges(log)
+    ranges.want(("t", 0), 0, 5)
+    ranges.want(("t", 1), 0, 5)
+    while ranges.is_wanting:
+        ranges.poll(0)
+    add()
+    log.delete_records({("t", 1): 8})
+    ranges.want(("t", 0), 5, 10)
+    found: list[int] = []
+    while ranges.is_wanting:
+        found += [record.offset for _, records in ranges.poll(0) for record in records]
+    assert found == [5, 6, 7, 8, 9]

@@ -31,6 +31,7 @@ class Bench:
         self.take_over()
 
     def take_over(self) -> None:
+        self.transactions.drop()
         producer = self.log.transactional(ID)
         self.transactions.use(producer)
         producer.init()
@@ -98,6 +99,16 @@ def test_a_fence_is_told_by_the_next(bench: Bench) -> None:
     with pytest.raises(FencedError):
         bench.transactions.send(records(b"3"))
     assert bench.read(committed_only=False) == [b"1"]
+    bench.transactions.close()
+
+
+def test_a_fence_is_told_when_the_producer_is_dropped(bench: Bench) -> None:
+    """Or the id would be taken again by who lost it."""
+    bench.transactions.send(records(b"1"))
+    bench.log.transactional(ID).init()
+    bench.transactions.send_aside(records(b"2"))
+    with pytest.raises(FencedError):
+        bench.transactions.drop()
     bench.transactions.close()
 
 
