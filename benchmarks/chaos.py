@@ -225,6 +225,8 @@ def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[
             print(f"{len(flow.accepted)} accepted, not yet: {waiting[:1]}", file=sys.stderr)
         ended, waited_s = wait_for_ends(deployment, flow, killed[-1][1])
         watch.close()
+        if any(request not in ended for request in flow.accepted):
+            tell_notes(deployment)
         dispatched, returned = dispatches(deployment)
     recoveries = [
         seconds
@@ -292,6 +294,13 @@ def wait_for_ends(
         if not missing or waited_s > STUCK_S + 10:
             return ended, waited_s
         time.sleep(0.5)
+
+
+def tell_notes(deployment: Deployment) -> None:
+    """What the processes said last, when something is stuck."""
+    for name in deployment.processes:
+        last = "\n".join(deployment.notes(name).splitlines()[-15:])
+        print(f"--- {name}\n{last}", file=sys.stderr)
 
 
 def main() -> None:
