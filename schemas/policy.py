@@ -19,10 +19,6 @@ NAME_RULE = "1..48 of a-z 0-9 _ -, starting with a letter or digit"
 
 POLICY_KEY = b"policy"
 
-#: Requests that a tenant may have waiting unless the policy says otherwise: a quarter of what a
-#: scheduler reads before it pauses (FAIRLANE_WAITING_MAX), so that no tenant alone brings that.
-WAITING_DEFAULT = 2_000_000
-
 
 class CostModel(StrEnum):
     """What a request is charged: 1, its input and output tokens, or milliseconds of service.
@@ -98,9 +94,9 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     Limits of each tenant, unless it has its own; None: no limit, 0: nothing. `in_flight` is
     how many of its requests may be in workers' hands for certain, `burst` how many more while
     nobody of its tier below its own `in_flight` has eligible work. `waiting` is how many may
-    wait (two million unless it says otherwise); one more is ended at once. All children of a
-    parent count against the parent's. `requests_per_minute` is for the door; `weight`
-    multiplies what a request takes from it (heavier models: more).
+    wait; one more is ended at once. All children of a parent count against the parent's.
+    `requests_per_minute` is for the door; `weight` multiplies what a request takes from it
+    (heavier models: more).
 
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
@@ -128,7 +124,7 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     half_life_ms: int = 60_000
     in_flight: int | None = None
     burst: int = 0
-    waiting: int | None = WAITING_DEFAULT
+    waiting: int | None = None
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
