@@ -121,7 +121,8 @@ def compile_core(root: Path, target: Path) -> list[Path]:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
             message = f"the core could not be compiled; it runs as it is, slower. It said:\n{said}"
             raise RuntimeError(message)
-        pure(target)
+        for old in built(target):
+            old.unlink()
         copied = []
         for path in made:
             copy = target / path.relative_to(work)
@@ -132,15 +133,5 @@ def compile_core(root: Path, target: Path) -> list[Path]:
     return copied
 
 
-def pure(root: Path = ROOT) -> None:
-    """Remove what was compiled into a tree."""
-    for path in built(root):
-        path.unlink()
-    (root / SEAL).unlink(missing_ok=True)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--pure"]:
-        pure()
-    else:
-        print(f"{len(compile_core(ROOT, ROOT))} files compiled into {CORE}")  # noqa: T201
+    print(f"{len(compile_core(ROOT, ROOT))} files compiled")  # noqa: T201

@@ -10,6 +10,7 @@ after a doubt: a late end of one transaction could end the next one.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 from confluent_kafka import (
@@ -56,6 +57,8 @@ CERTAIN_ABORT_S = 1.0
 INIT_S = 0.15
 #: ... and how long one look takes whether it is done, while there is other work.
 LOOK_S = 0.001
+#: How long a client that is thrown away may take to send what it has; away from brokers, all of it.
+DISCARD_S = 0.5
 
 _GroupOf = Callable[[str], Consumer]
 
@@ -299,5 +302,9 @@ def _discard(client: Producer) -> None:
     """Drop what a client still holds. Its owner forgets it next, and that frees it.
 
     Not `close`: that would end an open transaction, wait for brokers and raise what is fatal.
+    But what was just sent is waited for, a moment: a client that is freed while it adds a
+    partition to its transaction ends the process (an assertion of librdkafka 2.16).
     """
+    with suppress(KafkaException, SystemError):  # what is fatal was told to the owner already
+        client.flush(DISCARD_S)
     client.purge(in_queue=True, in_flight=True, blocking=False)

@@ -99,7 +99,7 @@ def in_order(state: State, queue: TenantQueue) -> Iterator[Live]:
             if child < size:
                 heappush(front, (heap[child], child))
         live = state.find(order & KEY_MASK)
-        if live is not None and live.status is Status.WAITING and live.queue is queue:
+        if live is not None and live.status == Status.WAITING and live.queue is queue:
             yield live
 
 
