@@ -3,8 +3,9 @@
 One operation is one request: POSTed with an Idempotency-Key until a 202 comes (a killed
 ingress answers nothing, so the client tries again with the same key), scheduled, run by the
 simulated engine, ended by one result. One scheduler, two workers and one ingress run as
-processes; each is killed at random moments and started again at once, as a supervisor does. The
-broker is killed and started again as well, a few times, evenly spread.
+processes; each is killed at random moments and started again at once, as a supervisor does, and
+so is what ends by itself (`ended_by_themselves`: a member that the broker took for its own
+successor, say). The broker is killed and started again as well, a few times, evenly spread.
 The broker runs with the first compiler only: in a run of minutes on two cores the full one
 would compile most of the time, and its compiling would be what is measured.
 
@@ -211,6 +212,7 @@ def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[
             deployment.define(name, *arguments, "--instance", name)
             deployment.start(name)
         deployment.wait_ready()
+        deployment.supervise()
         api_keys = {
             tenant: keys.create(deployment.log, deployment.topics, tenant, 0) for tenant in TENANTS
         }
@@ -241,6 +243,7 @@ def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[
         "requests": len(flow.accepted),
         "pace_per_s": pace,
         "client_retries": flow.retries,
+        "ended_by_themselves": dict(deployment.ended),
         "lost": missing if waited_s > STUCK_S else 0,
         "doubled": sum(1 for count in ended.values() if count > 1),
         "stuck": missing,
@@ -260,7 +263,7 @@ def kill_at_random(
     deployment: Deployment, flow: Flow, kills: int, restarts: int, chance: random.Random
 ) -> list[tuple[str, float]]:
     """Kill and start again, spread over the time the flow takes; every other one a scheduler."""
-    brokers = {round((number + 0.5) * kills / restarts) for number in range(restarts)}
+    brokers = {(2 * number + 1) * kills // (2 * restarts) for number in range(restarts)}
     killed: list[tuple[str, float]] = []
     gap_s = flow.count / flow.pace / (kills + 1)
     names = list(deployment.processes)
@@ -298,7 +301,7 @@ def wait_for_ends(
 
 def tell_notes(deployment: Deployment) -> None:
     """What the processes said last, when something is stuck."""
-    for name in deployment.processes:
+    for name in PROCESSES:
         last = "\n".join(deployment.notes(name).splitlines()[-15:])
         print(f"--- {name}\n{last}", file=sys.stderr)
 

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +25,8 @@ from schemas.topics import Topics
 
 #: How long a part may take to answer at the beginning.
 START_S = 60.0
+#: How often a supervisor looks after its processes.
+LOOK_S = 0.2
 
 
 class Deployment:
@@ -36,6 +40,10 @@ class Deployment:
         self.topics = Topics("bench")
         self._arguments: dict[str, tuple[str, ...]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ended: Counter[str] = Counter()  #: by themselves, as "NAME: exit code"
+        self._lock = threading.RLock()  # of `processes`
+        self._over = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise)
         (self.http_port,) = free_ports(1)
 
     def __enter__(self) -> Self:
@@ -52,6 +60,9 @@ class Deployment:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._over.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join()
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -76,18 +87,34 @@ class Deployment:
             "FAIRLANE_PREFIX": self.topics.prefix,
         }
         with (self.folder / f"{name}.log").open("ab") as stream:
-            self.processes[name] = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "fairlane", *self._arguments[name]],
                 env=env,
                 stdout=stream,
                 stderr=stream,
                 stdin=subprocess.DEVNULL,
             )
+        with self._lock:
+            self.processes[name] = process
 
     def kill(self, name: str) -> None:
         """Kill -9, and reap."""
-        self.processes[name].send_signal(signal.SIGKILL)
-        self.processes[name].wait()
+        with self._lock:
+            process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def supervise(self) -> None:
+        """From now on start again what ends by itself, as compose or systemd would."""
+        self._supervisor.start()
+
+    def _supervise(self) -> None:
+        while not self._over.wait(LOOK_S):
+            with self._lock:
+                ended = {name: process.poll() for name, process in self.processes.items()}
+                for name in [name for name, code in ended.items() if code is not None]:
+                    self.ended[f"{name}: {ended[name]}"] += 1
+                    self.start(name)
 
     def notes(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

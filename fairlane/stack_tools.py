@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-KAFKA_VERSION = "4.4.0"
+#: The newest whose brokers end every transaction that they have promised to (docs/adr/0010).
+KAFKA_VERSION = "4.2.2"
 SCALA_VERSION = "2.13"
 SLF4J_VERSION = "1.7.36"
 #: Kafka's brokers refuse to start on anything older.

@@ -15,6 +15,7 @@ from scheduler.ports import Notes
 from scheduler.story import RecoveryError
 from schemas.log import Log, LogError, TransactionalProducer
 from schemas.topics import Topics
+from schemas.unended import unended
 
 __all__ = ["RecoveryError", "recover", "take_over"]
 
@@ -44,16 +45,20 @@ def recover(
     return _finished(Fold(log, topics, shard, notes, bodies))
 
 
-def take_over(producer: TransactionalProducer, fold: Fold, again: Callable[[], Fold]) -> Fold:
+def take_over(
+    log: Log, producer: TransactionalProducer, fold: Fold, again: Callable[[], Fold]
+) -> Fold:
     """Take a shard's id over, reading on meanwhile, and finish its state.
 
     Args:
+        log: the log.
         producer: the shard's; nothing was initialised.
         fold: the state as far as it was read, by a standby or not at all.
         again: makes an empty one: what goes wrong before the id is ours is no verdict.
 
     Raises:
-        RecoveryError: the log lacks or contradicts what is needed.
+        RecoveryError: the log lacks or contradicts what is needed, or the brokers have left
+            a transaction of the predecessor without an end.
         LogError: it does not answer.
     """
     empty = 0
@@ -69,6 +74,8 @@ def take_over(producer: TransactionalProducer, fold: Fold, again: Callable[[], F
 
     try:
         producer.init(read_ahead)
+        if (left := unended(log, fold.story.partition)) is not None:
+            raise RecoveryError(left)
     except BaseException:
         fold.close()
         raise

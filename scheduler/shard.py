@@ -121,7 +121,7 @@ class Shard:
         warm, self._warm = self._warm, None
         producer = self._log.transactional(self.transactional_id)
         self._transactions.use(producer)
-        recovered = take_over(producer, warm or self._fold(), self._fold)
+        recovered = take_over(self._log, producer, warm or self._fold(), self._fold)
         if recovered.state.seq == 0:
             self._check_new()
         self.state = recovered.state

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from schemas.codec import DecodeError, decode_value
 from schemas.log import Bounds, Log, Reader, UnavailableError
 from schemas.records import Finished, HandedBack, WorkerRecord
+from schemas.unended import unended
 from workers.core.progress import Progress, decode_progress
 from workers.names import LaneNames
 from workers.ports import Clock, Notes
@@ -44,10 +45,13 @@ def read_start(log: Log, reader: Reader, names: LaneNames, clock: Clock, notes: 
     """Read progress and the lane's end. Call it after the init of the lane's id.
 
     Raises:
-        LaneError: the lane was truncated or recreated below its progress.
+        LaneError: the lane was truncated or recreated below its progress, or the brokers have
+            left a transaction of the predecessor without an end.
         ProgressError: the progress can't be read.
         UnavailableError: the log does not answer.
     """
+    if (left := unended(log, names.workers)) is not None:
+        raise LaneError(left)
     commit = reader.committed(names.group, [names.batches])[names.batches]
     bounds = reader.bounds(names.batches)
     if commit is None:

@@ -218,11 +218,11 @@ def test_maven_fetches_the_jars_once(tmp_path: Path, fakes: dict[str, str]) -> N
     calls = tmp_path / "calls"
     program(
         tmp_path / "bin" / "mvn",
-        f"echo $* >> {calls}; test -f pom.xml && mkdir libs && touch libs/kafka_2.13-4.4.0.jar",
+        f"echo $* >> {calls}; test -f pom.xml && mkdir libs && touch libs/{stack_tools.BROKER_JAR}",
     )
     first, second = (prepare(fakes, lambda _: None) for _ in range(2))
     assert first == second
-    assert first.jars == tmp_path / "home/.cache/fairlane/kafka-4.4.0"
+    assert first.jars == tmp_path / f"home/.cache/fairlane/kafka-{KAFKA_VERSION}"
     assert len(calls.read_text().splitlines()) == 1
     assert [left.name for left in first.jars.parent.iterdir()] == [first.jars.name]
 
@@ -240,7 +240,7 @@ def test_a_service_that_ends_while_starting_is_reported_with_its_log(
     tmp_path: Path, fakes: dict[str, str]
 ) -> None:
     (tmp_path / "jars").mkdir()
-    (tmp_path / "jars" / "kafka_2.13-4.4.0.jar").touch()
+    (tmp_path / "jars" / stack_tools.BROKER_JAR).touch()
     env = {**fakes, "FAIRLANE_KAFKA_JARS": str(tmp_path / "jars")}
     with pytest.raises(StackError, match=r"Redis ended while starting(.|\n)*cannot"):
         Stack(tmp_path / "stack", env=env).up()

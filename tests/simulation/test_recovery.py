@@ -147,7 +147,7 @@ def test_what_is_committed_between_reading_ahead_and_the_init_counts() -> None:
                 fleet.step()
 
     ahead = fresh()
-    found = take_over(LateProducer(), ahead, fresh)  # type: ignore[arg-type]
+    found = take_over(fleet.log, LateProducer(), ahead, fresh)  # type: ignore[arg-type]
     assert found is ahead
     assert dump(found.state) == dump(live.state)
 
@@ -167,6 +167,7 @@ def test_a_failure_before_the_init_is_no_verdict(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Story, "begin", begin)
     found = take_over(
+        fleet.log,
         fleet.log.transactional("another"),
         Fold(fleet.log, fleet.topics, 0, fleet.silence),
         lambda: Fold(fleet.log, fleet.topics, 0, fleet.silence),

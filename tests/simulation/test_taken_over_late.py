@@ -81,7 +81,7 @@ def test_a_copy_of_more_than_the_log_holds_is_not_taken() -> None:
     def again() -> Fold:
         return Fold(fleet.log, fleet.topics, 0, fleet.silence)
 
-    assert take_over(AtOnce(), copy, again).state.seq == 0  # type: ignore[arg-type]
+    assert take_over(fleet.log, AtOnce(), copy, again).state.seq == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("full", [1, 1_000_000])
