@@ -1,14 +1,15 @@
 """Three pools on one, two and three schedulers, and schedulers that come and go.
 
-Each pool stands on another shard and has two tenants of weights 4:1 that both have backlog: as
-many requests of the one as of the other are appended in one transaction, so all come at once.
+Each pool stands on another shard and has two tenants of weights 4:1 with as many requests each.
 The schedulers are the product's own processes; one process answers for all workers
 (benchmarks.stream: true costs, a few batches handed back).
 
-With one, two and three schedulers (each is started beside those that run): `requests_per_s`
-in committed batches of all pools while no pool has run dry, `weight_error` the worst pool's
-deviation from 4:1, of true costs, while both tenants have backlog, `longest_pause_s` the longest
-gap between two committed batches of a pool in that time.
+With one, two and three schedulers (each is started beside those that run): all requests are
+appended in one transaction, so they come at once, and are read while no slot is open
+(`read_per_s`); then all slots open (`dispatched_per_s`, in committed batches of all pools until
+one pool's tenant of weight 4 is about to run dry). `requests_per_s` is what both take together.
+`weight_error` is the worst pool's deviation from 4:1, of true costs, while both tenants have
+backlog, `longest_pause_s` the longest gap between two committed batches of a pool while all do.
 
 
 `churn`: schedulers join, leave (SIGTERM) and are killed (SIGKILL; every other one is started
@@ -31,18 +32,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import httpx
+
 from benchmarks.chaos import STUCK_S, dispatches, read_all
 from benchmarks.deployment import Deployment
 from benchmarks.shards_load import (
+    BEGIN,
     FIGURES,
     HOLD,
     HOLD_S,
+    OPEN,
     POLICY,
-    POOLS,
     SHARDS,
+    SLOTS,
     STOP,
     Figure,
     Gap,
+    Window,
     append,
     at,
     feed,
@@ -54,16 +60,15 @@ from benchmarks.shards_load import (
 from benchmarks.stream import HAND_BACK_EVERY, PATIENCE_S, Count
 from benchmarks.stream_bench import joined, spawned
 from fairlane.publish import publish_policy
+from fairlane.stack import free_ports
 from scheduler.recovery import recover
 from schemas.codec import decode_header
 from schemas.records import Result
 from schemas.topics import Topics
 
 SCHEDULERS = (1, 2, 3)
-#: The steady window of a phase: from this part of all its requests ...
-BEGIN = 0.1
-#: ... until so much of what the tenant of weight 4 has in a pool is dispatched.
-END = 0.95
+#: How long schedulers may read while nothing is dispatched.
+READ_S = 300.0
 BODY, CHURN_BODY = 512, 64
 #: Schedulers of the churn at the most: with one more than shards there is a standby.
 MOST = SHARDS + 1
@@ -105,9 +110,11 @@ class Fleet:
         self._spawned: list[Any] = []
         shared = (self.counts, self.figures)
         self.spawn(workers, self.kafka, prefix, *shared, far_end, HAND_BACK_EVERY)
-        for number in range(MOST):
-            name = f"{prefix}-{number}"
-            deployment.define(name, "scheduler", "--instance", name)
+        names = [f"{prefix}-{number}" for number in range(MOST)]
+        self._ports = dict(zip(names, free_ports(MOST), strict=True))
+        for name, port in self._ports.items():
+            port_of = ("--metrics-port", str(port))
+            deployment.define(name, "scheduler", "--instance", name, *port_of)
 
     def spawn(self, target: Callable[..., None], *arguments: Any) -> Any:
         process = spawned.Process(target=target, args=arguments, daemon=True)
@@ -178,6 +185,15 @@ class Fleet:
         owners = self.owners()
         return len(owners) == SHARDS and set(owners.values()) == set(self.names)
 
+    def waiting(self) -> float:
+        """Requests that the schedulers have taken in and not dispatched, by their metrics."""
+        found = 0.0
+        for name in self.names:
+            text = httpx.get(f"http://127.0.0.1:{self._ports[name]}/metrics", timeout=30.0).text
+            lines = [x for x in text.splitlines() if x.startswith("fairlane_scheduler_waiting{")]
+            found += sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        return found
+
     # --- figures
 
     def of(self, figure: Figure) -> list[float]:
@@ -203,40 +219,30 @@ def phase(fleet: Fleet, schedulers: int, requests: int) -> dict[str, Any]:
     """Let one more scheduler join, then let `requests` of each tenant go through."""
     fleet.join(f"{fleet.prefix}-{schedulers - 1}")
     fleet.until(f"{schedulers} schedulers", fleet.is_shared_out)
-    fours, ones = fleet.of(Figure.FOUR), fleet.of(Figure.ONE)
-    before = seen(fleet.counts)
-    total = 2 * requests * SHARDS
+    windows = [Window(fleet.figures, pool, requests) for pool in range(SHARDS)]
+    before, total = seen(fleet.counts), 2 * requests * SHARDS
     joined(fleet.spawn(append, fleet.kafka, fleet.prefix, fleet.figures, 2 * requests, BODY))
+    appended_s = time.monotonic()
+    fleet.until("reading", lambda: fleet.waiting() + seen(fleet.counts) - before >= total, READ_S)
+    read_s = time.monotonic() - appended_s
+    fleet.figures[OPEN] = SLOTS
     fleet.until("the beginning", lambda: seen(fleet.counts) - before >= total * BEGIN)
     fleet.set_to_0(Figure.LONGEST_S)
     begun_s, begun = time.monotonic(), seen(fleet.counts)
-    costs = list(zip(fleet.of(Figure.FOUR_COST), fleet.of(Figure.ONE_COST), strict=True))
-    errors: dict[int, float] = {}
-    per_s, longest_s = 0.0, 0.0
-
-    def is_over() -> bool:
-        nonlocal per_s, longest_s
-        for pool in range(SHARDS):
-            done = fleet.figures[at(pool, Figure.FOUR)] - fours[pool]
-            if pool in errors or done < requests * END:
-                continue
-            four = fleet.figures[at(pool, Figure.FOUR_COST)] - costs[pool][0]
-            one = fleet.figures[at(pool, Figure.ONE_COST)] - costs[pool][1]
-            if not errors:
-                now_s = time.monotonic()
-                per_s = (seen(fleet.counts) - begun) / (now_s - begun_s)
-                open_s = [now_s - last_s for last_s in fleet.of(Figure.LAST_S)]
-                longest_s = max(fleet.of(Figure.LONGEST_S) + open_s)
-            errors[pool] = abs(four / one / 4 - 1)
-            if fleet.figures[at(pool, Figure.ONE)] - ones[pool] >= requests * END:
-                raise RuntimeError(f"{POOLS[pool]}: the tenant of weight 1 had no backlog")
-        return len(errors) == SHARDS
-
-    fleet.until("the window", is_over)
+    fleet.until("the window", lambda: sum(window.look() for window in windows) > 0)
+    now_s = time.monotonic()
+    per_s = (seen(fleet.counts) - begun) / (now_s - begun_s)
+    open_s = [now_s - last_s for last_s in fleet.of(Figure.LAST_S)]
+    longest_s = max(fleet.of(Figure.LONGEST_S) + open_s)
+    fleet.until("the windows", lambda: sum(window.look() for window in windows) == SHARDS)
     fleet.until("the rest", fleet.is_through)
+    fleet.figures[OPEN] = 0.0
+    errors = [window.error or 0.0 for window in windows]
     found = {
-        "requests_per_s": round(per_s),
-        "weight_error": round(max(errors.values()), 4),
+        "requests_per_s": round(1 / (read_s / total + 1 / per_s)),
+        "read_per_s": round(total / read_s),
+        "dispatched_per_s": round(per_s),
+        "weight_error": round(max(errors), 4),
         "longest_pause_s": round(longest_s, 3),
     }
     print(schedulers, found, errors, fleet.owners(), file=sys.stderr)
@@ -246,7 +252,7 @@ def phase(fleet: Fleet, schedulers: int, requests: int) -> dict[str, Any]:
 def churn(fleet: Fleet, for_s: float, seed: int) -> dict[str, Any]:
     """Let schedulers come and go while every pool has backlog."""
     chance = random.Random(seed)
-    fleet.figures[HOLD] = HOLD_S
+    fleet.figures[HOLD], fleet.figures[OPEN] = HOLD_S, SLOTS
     fleet.join(f"{fleet.prefix}-0")
     fleet.spawn(feed, fleet.kafka, fleet.prefix, fleet.figures, CHURN_BODY)
     fleet.until("the first batches", lambda: min(fleet.of(Figure.LAST_S)) > 0)
@@ -358,13 +364,13 @@ def run(requests: int, churn_s: float, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="12,000 requests, 20 s of churn")
+    parser.add_argument("--quick", action="store_true", help="10,000 requests, 20 s of churn")
     parser.add_argument("--requests", type=int, default=100_000, help="of each of six tenants")
     parser.add_argument("--churn-s", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.requests, arguments.churn_s = 12_000, 20.0
+        arguments.requests, arguments.churn_s = 10_000, 20.0
     figures = run(arguments.requests, arguments.churn_s, arguments.seed)
     figures["quick"] = arguments.quick
     if arguments.json:

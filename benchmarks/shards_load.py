@@ -15,18 +15,22 @@ from confluent_kafka import Producer
 from benchmarks.stream import BATCH, PATIENCE_S, PRODUCER, Count, Stub, produce
 from schemas.codec import HEADER, encode
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier, Topology
-from schemas.records import VERSION, Batch, Finished, Request
+from schemas.records import VERSION, Batch, Finished, Request, Seen
 from schemas.topics import Topics
 
 TIER = "all"
 SHARDS = 3
 LANES = 4
-#: Few, so that a scheduler reads requests faster than it dispatches them: both tenants of a
-#: pool have backlog from the first cycles on.
+#: More than makes a cycle full.
 SLOTS = 16
 TOKENS_MAX = 4_096
 #: Tenants of each pool: who has four times the weight, and who does not.
 WEIGHTS = {"four": 4, "one": 1}
+#: A pool is judged from this part of its requests on ...
+BEGIN = 0.1
+#: ... until so few of the tenant of weight 4 are left: what two cycles dispatch at the most. The
+#: batches of one are read lane after lane, so in the last one it seems to run dry early.
+END = 2 * LANES * SLOTS * BATCH
 #: A gap between the batches of a pool that is worth being told.
 GAP_S = 0.25
 #: While schedulers come and go a batch takes up to so long, chance says how long.
@@ -90,10 +94,43 @@ def at(pool: int, figure: Figure) -> int:
     return pool * len(Figure) + figure
 
 
-#: Two more in the array: how long a batch takes at most, and whether `feed` has to stop.
+#: Three more in the array: how long a batch takes at most, slots of each lane that are open, and
+#: whether `feed` has to stop.
 HOLD = SHARDS * len(Figure)
-STOP = HOLD + 1
+OPEN = HOLD + 1
+STOP = OPEN + 1
 FIGURES = STOP + 1
+
+
+class Window:
+    """What a pool is judged by: from a part of its requests until its heavier tenant runs dry."""
+
+    def __init__(self, figures: Any, pool: int, requests: int) -> None:
+        self._figures, self._pool, self._requests = figures, pool, requests
+        self._fours, self._ones = self._of(Figure.FOUR), self._of(Figure.ONE)
+        self._costs: tuple[float, float] | None = None
+        self.error: float | None = None  #: known when it is over
+
+    def _of(self, figure: Figure) -> float:
+        return float(self._figures[at(self._pool, figure)])
+
+    def look(self) -> bool:
+        """Whether it is over."""
+        if self.error is not None:
+            return True
+        fours, ones = self._of(Figure.FOUR) - self._fours, self._of(Figure.ONE) - self._ones
+        costs = self._of(Figure.FOUR_COST), self._of(Figure.ONE_COST)
+        if self._costs is None:
+            if fours + ones >= 2 * self._requests * BEGIN:
+                self._costs = costs
+            return False
+        if fours < self._requests - END:
+            return False
+        if ones >= self._requests - END:
+            raise RuntimeError(f"{POOLS[self._pool]}: the tenant of weight 1 had no backlog")
+        four, one = costs[0] - self._costs[0], costs[1] - self._costs[1]
+        self.error = abs(four / one / 4 - 1)
+        return True
 
 
 class Gap(NamedTuple):
@@ -110,7 +147,7 @@ class Workers(Stub):
     def __init__(
         self, kafka: str, prefix: str, counts: Any, figures: Any, pipe: Connection, hand_back: int
     ) -> None:
-        super().__init__(kafka, prefix, SLOTS, hand_back, counts, pipe, POOLS)
+        super().__init__(kafka, prefix, 0, hand_back, counts, pipe, POOLS)
         self._figures = figures
         self._pool = {pool: number for number, pool in enumerate(POOLS)}
         self._late: list[tuple[float, int, str, int, Finished]] = []
@@ -143,6 +180,10 @@ class Workers(Stub):
         heappush(self._late, (due_s, next(self._number), pool, lane, finished))
 
     def _answer_late(self) -> None:
+        if (slots := int(self._figures[OPEN])) != self._slots:
+            self._slots = slots
+            for pool, lane in self._lanes:
+                self._say(pool, lane, Seen(VERSION, slots))
         now_s = time.monotonic()
         while self._late and (self._late[0][0] <= now_s or not self._figures[HOLD]):
             _, _, pool, lane, finished = heappop(self._late)
