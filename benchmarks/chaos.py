@@ -183,7 +183,7 @@ def dispatches(deployment: Deployment) -> tuple[Counter[str], Counter[str]]:
     """How often each request was dispatched, and handed back."""
     dispatched: Counter[str] = Counter()
     returned: Counter[str] = Counter()
-    for pool in POLICY.pools:
+    for pool in deployment.policy.pools:
         ids: dict[int, list[str]] = {}
         for record in read_all(deployment.log, deployment.topics.batches(pool.name)):
             batch = decode_header(record, LaneRecord)

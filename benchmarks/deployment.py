@@ -3,6 +3,7 @@
 Everything lives in a temporary folder and ends with it; processes are killed by their id.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -104,6 +105,13 @@ class Deployment:
         process.kill()
         process.wait()
 
+    def stop(self, name: str) -> int:
+        """Stop cleanly, and reap; returns the exit code."""
+        with self._lock:
+            process = self.processes.pop(name)
+        process.terminate()
+        return process.wait(START_S)
+
     def supervise(self) -> None:
         """From now on start again what ends by itself, as compose or systemd would."""
         self._supervisor.start()
@@ -118,6 +126,13 @@ class Deployment:
 
     def notes(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
+
+    def told(self, name: str, event: str) -> list[dict[str, Any]]:
+        """A process's notes of one kind."""
+        lines = [
+            json.loads(x) for x in self.notes(name).splitlines() if x[:1] == "{" and x[-1:] == "}"
+        ]
+        return [line for line in lines if line["event"] == event]
 
     def wait_ready(self) -> None:
         """Until the ingress lets requests in."""

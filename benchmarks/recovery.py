@@ -226,8 +226,7 @@ class Bench:
 
     def told(self, name: str, event: str) -> list[dict[str, Any]]:
         """A process's notes of one kind."""
-        lines = [json.loads(x) for x in self.deployment.notes(name).splitlines() if x[:1] == "{"]
-        return [line for line in lines if line["event"] == event]
+        return self.deployment.told(name, event)
 
     def fill(self, waiting: int) -> None:
         """Let so many requests wait, all of them taken in by the scheduler."""

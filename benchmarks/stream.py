@@ -8,7 +8,7 @@ are not the estimated ones; a few batches it hands back.
 
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, auto
 from multiprocessing.connection import Connection
 from random import Random
@@ -207,7 +207,7 @@ def append(order: Append, counts: Any) -> None:
             headers: list[tuple[str, str | bytes | None]] = [(HEADER, meta)]
             if order.pace:
                 headers.append((SENT, STAMP.pack(time.monotonic_ns())))
-            _produce(producer, topic, partition, BODY, key, headers)
+            produce(producer, topic, partition, BODY, key, headers)
         number = max(number, stop)
         producer.poll(0)
         if order.pace:
@@ -220,7 +220,7 @@ def append(order: Append, counts: Any) -> None:
         raise RuntimeError(f"{left} requests did not reach the log")
 
 
-def _produce(
+def produce(
     producer: Producer,
     topic: str,
     partition: int,
@@ -238,7 +238,7 @@ def _produce(
 
 
 class Stub:
-    """All workers of the pool: reads headers of committed batches, answers at once."""
+    """All workers of the pools: reads headers of committed batches, answers at once."""
 
     def __init__(
         self,
@@ -248,27 +248,31 @@ class Stub:
         hand_back_every: int,
         counts: Any,
         pipe: Connection,
+        pools: Sequence[str] = (POOL,),
     ) -> None:
         self._topics, self._counts, self._pipe = Topics(prefix), counts, pipe
+        self._lanes = [(pool, lane) for pool in pools for lane in range(LANES)]
         self._slots, self._hand_back_every = slots, hand_back_every
         self._producer = Producer({**PRODUCER, "bootstrap.servers": kafka, "linger.ms": 0})
         self._consumer = Consumer({**CONSUMER, "bootstrap.servers": kafka})
-        lanes = [TopicPartition(self._topics.batches(POOL), lane, 0) for lane in range(LANES)]
-        self._consumer.assign(lanes)
+        self._consumer.assign(
+            [TopicPartition(self._topics.batches(pool), lane, 0) for pool, lane in self._lanes]
+        )
         self._read = msgspec.msgpack.Decoder(Batch | BatchCancel)
         self._usages: dict[int, Usage] = {}
         self._handed_back: set[int] = set()
-        self._waits_ns: list[int] = []
+        self._waits_ns: list[Any] = []
 
     def run(self) -> None:
-        for lane in range(LANES):
-            self._say(lane, Seen(VERSION, self._slots))
+        for pool, lane in self._lanes:
+            self._say(pool, lane, Seen(VERSION, self._slots))
         while not self._counts[Count.STOP]:
             messages = self._consumer.consume(1, 0.05)
             if messages:
                 messages += self._consumer.consume(999, 0)
             for message in messages:
                 self._take(message)
+            self._answer_late()
             self._producer.poll(0)
             self._counts[Count.CPU_MS] = int(time.process_time() * 1000)
             while self._pipe.poll():  # whoever asks gets the waits since the last time
@@ -286,6 +290,7 @@ class Stub:
         batch = self._read.decode(dict(headers)[HEADER])
         if isinstance(batch, BatchCancel):
             return
+        self._came(batch)
         counts, items = self._counts, batch.items
         counts[Count.BATCHES] += 1
         if self._handed_back:
@@ -300,14 +305,25 @@ class Stub:
         if self._hand_back_every and counts[Count.BATCHES] % self._hand_back_every == 0:
             self._handed_back.update(item.key for item in items)
             counts[Count.HANDED_BACK] += 1
-            self._say(lane, HandedBack(VERSION, batch.number))
+            self._say(batch.pool, lane, HandedBack(VERSION, batch.number))
             return
         outcomes = tuple([Outcome(item.key, End.SUCCEEDED, self._true(item)) for item in items])
         tenants = tuple([item.tenant for item in items])
-        endpoints = (ENDPOINT,) * len(items)
+        endpoints = (items[0].endpoint,) * len(items)
         ended_ms = int(time.time() * 1000)
-        self._say(lane, Finished(VERSION, batch.number, outcomes, tenants, endpoints, ended_ms))
+        finished = Finished(VERSION, batch.number, outcomes, tenants, endpoints, ended_ms)
+        self._answer(batch.pool, lane, finished)
         counts[Count.SEEN] += len(items)
+
+    def _came(self, batch: Batch) -> None:
+        """Called for each batch."""
+
+    def _answer(self, pool: str, lane: int, finished: Finished) -> None:
+        """Say that a batch is finished; whoever takes longer says it in `_answer_late`."""
+        self._say(pool, lane, finished)
+
+    def _answer_late(self) -> None:
+        """Called now and then."""
 
     def _true(self, item: Any) -> Usage:
         """A quarter more or less than the estimate; of one in eight exactly that."""
@@ -321,8 +337,8 @@ class Stub:
             usage = self._usages[tokens] = Usage(tokens, 0, 0, 0, 20)
         return usage
 
-    def _say(self, lane: int, record: msgspec.Struct) -> None:
-        _produce(self._producer, self._topics.workers(POOL), lane, encode(record))
+    def _say(self, pool: str, lane: int, record: msgspec.Struct) -> None:
+        produce(self._producer, self._topics.workers(pool), lane, encode(record))
 
 
 def stub(*arguments: Any) -> None:

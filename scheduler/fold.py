@@ -12,7 +12,7 @@ What does not fit is an error that names the record, the decision and the way ou
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from pyroaring import BitMap64
@@ -95,8 +95,10 @@ class Fold:
         """Whether everything that was read so far has been folded."""
         return self._is_filled and not self._pending
 
-    def read_to(self, end: int) -> None:
+    def read_to(self, end: int, meanwhile: Callable[[], object] | None = None) -> None:
         """Go on until everything of `decisions` below `end` has been folded.
+
+        `meanwhile` is called between slices.
 
         Raises as `turn`; RecoveryError also when more was read than the log holds by now.
         """
@@ -109,6 +111,8 @@ class Fold:
         silent = 0
         while not self.reached(end):
             silent = 0 if self.turn(POLL_S) else silent + 1
+            if meanwhile is not None:
+                meanwhile()
             if silent >= SILENT_POLLS_MAX:
                 raise UnavailableError(f"{topic}[{number}] does not answer")
 

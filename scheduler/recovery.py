@@ -46,7 +46,11 @@ def recover(
 
 
 def take_over(
-    log: Log, producer: TransactionalProducer, fold: Fold, again: Callable[[], Fold]
+    log: Log,
+    producer: TransactionalProducer,
+    fold: Fold,
+    again: Callable[[], Fold],
+    meanwhile: Callable[[], bool] | None = None,
 ) -> Fold:
     """Take a shard's id over, reading on meanwhile, and finish its state.
 
@@ -55,22 +59,28 @@ def take_over(
         producer: the shard's; nothing was initialised.
         fold: the state as far as it was read, by a standby or not at all.
         again: makes an empty one: what goes wrong before the id is ours is no verdict.
+        meanwhile: other work, a slice each call; False when there was none. None: there is none.
 
     Raises:
         RecoveryError: the log lacks or contradicts what is needed, or the brokers have left
             a transaction of the predecessor without an end.
         LogError: it does not answer.
     """
-    empty = 0
-    failed = False
+    empty = idle = 0
+    failed, reads = False, True
 
     def read_ahead() -> bool:
-        nonlocal empty, failed
-        try:
-            empty = 0 if fold.turn(AHEAD_S) else empty + 1
-        except (RecoveryError, LogError):
-            failed = True
-        return not failed and (empty == 0 or not fold.is_level) and empty < EMPTY_MAX
+        nonlocal empty, idle, failed, reads
+        if reads:
+            try:
+                empty = 0 if fold.turn(AHEAD_S) else empty + 1
+            except (RecoveryError, LogError):
+                failed = True
+            reads = not failed and (empty == 0 or not fold.is_level) and empty < EMPTY_MAX
+        if meanwhile is None:
+            return reads
+        idle = 0 if meanwhile() else idle + 1
+        return reads or idle < EMPTY_MAX
 
     try:
         producer.init(read_ahead)
@@ -81,17 +91,17 @@ def take_over(
         raise
     if not failed:
         try:
-            finished = _finished(fold)
+            finished = _finished(fold, meanwhile)
             finished.check_topics()  # what was so when it was read may be long ago
         except RecoveryError:
             pass  # the same from its beginning says whether this is so
         else:
             return finished
     fold.close()
-    return _finished(again())
+    return _finished(again(), meanwhile)
 
 
-def _finished(fold: Fold) -> Fold:
+def _finished(fold: Fold, meanwhile: Callable[[], bool] | None = None) -> Fold:
     with closing(fold):
-        fold.read_to(fold.story.end)
+        fold.read_to(fold.story.end, meanwhile)
     return fold

@@ -72,7 +72,7 @@ class Scheduler:
         self._limits = limits
         self._recovering = recovering
         self._standbys = Standbys(self._fold, clock, notes, limits.live_max)
-        self._turned = False  #: whether the last turn of the copies read anything
+        self._turned = False  #: whether the last turn, of shards or of copies, did anything
         self._aside = aside
         self._full = full
         self._membership: Membership | None = None
@@ -95,10 +95,14 @@ class Scheduler:
         if not self.shards:
             self._turned = self._stand_by()
             return self._turned
-        wait_s = self._idle_wait_s
+        wait_s = self._idle_wait_s / len(self.shards)
+        if self._turned and len(self.shards) > 1:
+            wait_s = 0.0  # who has nothing to do must not keep those waiting that have
         busy = False
         for number in list(self.shards):
-            busy |= self._turn(number, wait_s / len(self.shards))
+            if number in self.shards:  # not lost while another one was taken over
+                busy |= self._turn(number, wait_s)
+        self._turned = busy
         return busy
 
     def _follow_group(self) -> bool:
@@ -188,7 +192,7 @@ class Scheduler:
             if not shard.ready:
                 shard.forget()
                 with self._recovering():
-                    shard.take_over()
+                    shard.take_over(self._others(number))
                 return True
             is_busy = shard.turn(wait_s)
         except FencedError as error:
@@ -209,6 +213,29 @@ class Scheduler:
             self._failures.pop(number, None)
             return is_busy
         return True
+
+    def _others(self, number: int) -> Callable[[], bool] | None:
+        """What lets the other shards go on while one is taken over, half of the time at most."""
+        others = [other for other, shard in self.shards.items() if other != number and shard.ready]
+        if not others:
+            return None
+        not_before_ms = 0
+
+        def turn() -> bool:
+            nonlocal not_before_ms
+            begun_ms = self._clock.now_ms()
+            if begun_ms < not_before_ms:
+                return True
+            busy = False
+            for other in others:
+                shard = self.shards.get(other)
+                if shard is not None and shard.ready:
+                    busy |= self._turn(other, 0.0)
+            ended_ms = self._clock.now_ms()
+            not_before_ms = ended_ms + max(0, ended_ms - begun_ms)
+            return busy
+
+        return turn
 
     def _halt(self, number: int, error: RecoveryError) -> None:
         """Stop one shard for good; the others go on, and with none left the process ends."""

@@ -9,7 +9,7 @@ then two cycles are in flight. Nothing of the second is sent before the first on
 known, and they are dropped together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scheduler.bodies import USUAL, Bodies, Limits, LostBodiesError
 from scheduler.core.batches import due_ms
@@ -113,16 +113,17 @@ class Shard:
         """Where the latest snapshot begins in `decisions`, -1 when there is none."""
         return self._snapshot
 
-    def take_over(self) -> None:
+    def take_over(self, meanwhile: Callable[[], bool] | None = None) -> None:
         """Own the shard: init, and read to an end asked for after it.
 
+        `meanwhile` is other work, see `scheduler.recovery.take_over`.
         Raises RecoveryError, LogError; FencedError when what was in flight was fenced.
         """
         self.forget()
         warm, self._warm = self._warm, None
         producer = self._log.transactional(self.transactional_id)
         self._transactions.use(producer)
-        recovered = take_over(self._log, producer, warm or self._fold(), self._fold)
+        recovered = take_over(self._log, producer, warm or self._fold(), self._fold, meanwhile)
         if recovered.state.seq == 0:
             self._check_new()
         self.state = recovered.state

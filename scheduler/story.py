@@ -125,6 +125,8 @@ class Story:
             while not reader.reached(self.partition, end):
                 records += self._more(reader, end)
             for record in reversed(records):
+                if record.offset >= end:
+                    continue  # came meanwhile: of a snapshot perhaps the first chunk alone
                 seal, decided = decoded(record)
                 if isinstance(decided, Decision):
                     return seal.snapshot, start, records

@@ -22,6 +22,7 @@ from scheduler.service import Scheduler
 from scheduler.shard import Shard
 from schemas.codec import decode_header, encode, header
 from schemas.log import Headers, Log, Partition, Record, TransactionalProducer
+from schemas.policy import Policy
 from schemas.records import VERSION, Batch, Cancel, Dead, LaneRecord, Request, Result
 from schemas.topics import Topics
 from tests.support.lanes import CountingMeter, Holder, ListedNotes, ManualSlots
@@ -85,11 +86,11 @@ class StagedProducer:
 class Deployment:
     """Topics under one prefix with a policy: what callers, workers and readers do with them."""
 
-    def __init__(self, bootstrap: str, prefix: str) -> None:
+    def __init__(self, bootstrap: str, prefix: str, policy: Policy | None = None) -> None:
         self.bootstrap = bootstrap
         self.log = KafkaLog(bootstrap, replication=1)
         self.topics = Topics(prefix)
-        self.policy = embed_policy(tiers=(TIER,))
+        self.policy = policy or embed_policy(tiers=(TIER,))
         publish_policy(self.log, self.topics, self.policy)
         self.clock: Clock = SystemClock()
         self.notes = ListedNotes()
@@ -123,7 +124,10 @@ class Deployment:
     ) -> int:
         """Publish a request as the ingress does; returns its offset."""
         meta = Request(VERSION, request_id, tenant, endpoint, deadline_ms=deadline_ms)
-        return self.produce(self.requests, body, header(meta))
+        known = self.policy.endpoint(endpoint)
+        pool = known.pool if known else POOL
+        number = self.topics.request_partition(pool, TENANT, self.policy)
+        return self.produce((self.topics.requests(TIER), number), body, header(meta))
 
     def cancel(self, offset: int) -> None:
         """Ask for the end of the request at this offset."""
@@ -275,8 +279,18 @@ class Deployment:
         return [(decode_header(r, Dead), r.value) for r in self._all(self.topics.dead)]
 
     def dispatched(self) -> list[str]:
-        """Ids of all requests in committed batches, in order, repeated where they repeat."""
-        records = self._read([(self.topics.batches(POOL), 0)])
+        """Ids in committed batches of the first lane, in order, repeated where they repeat."""
+        return self._ids([(self.topics.batches(POOL), 0)])
+
+    def dispatched_everywhere(self) -> list[str]:
+        """Ids in committed batches of all pools, repeated where they repeat."""
+        pools = self.policy.pools
+        return self._ids(
+            [(self.topics.batches(pool.name), n) for pool in pools for n in range(pool.lanes)]
+        )
+
+    def _ids(self, partitions: Sequence[Partition]) -> list[str]:
+        records = self._read(partitions)
         said: list[LaneRecord] = [decode_header(record, LaneRecord) for record in records]
         return [item.id for batch in said if isinstance(batch, Batch) for item in batch.items]
 
