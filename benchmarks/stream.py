@@ -204,7 +204,7 @@ def append(order: Append, counts: Any) -> None:
             headers: list[tuple[str, str | bytes | None]] = [(HEADER, meta)]
             if order.pace:
                 headers.append((SENT, STAMP.pack(time.monotonic_ns())))
-            _produce(producer, topic, partition, BODY, key, headers)
+            produce(producer, topic, partition, BODY, key, headers)
         number = max(number, stop)
         producer.poll(0)
         if order.pace:
@@ -217,7 +217,7 @@ def append(order: Append, counts: Any) -> None:
         raise RuntimeError(f"{left} requests did not reach the log")
 
 
-def _produce(
+def produce(
     producer: Producer,
     topic: str,
     partition: int,
@@ -225,6 +225,7 @@ def _produce(
     key: bytes | None = None,
     headers: list[tuple[str, str | bytes | None]] | None = None,
 ) -> None:
+    """Produce, and wait while the client's queue is full."""
     while True:
         try:
             producer.produce(topic, value, key, partition, headers=headers or [])
@@ -261,7 +262,7 @@ class Stub:
         for lane in range(LANES):
             self._say(lane, Seen(VERSION, self._slots))
         while not self._counts[Count.STOP]:
-            messages = self._consumer.consume(1, 0.05)
+            messages = self._consumer.consume(1, self._patience_s())
             if messages:
                 messages += self._consumer.consume(999, 0)
             for message in messages:
@@ -274,6 +275,10 @@ class Stub:
                 self._waits_ns = []
         self._producer.flush(5.0)
         self._consumer.close()
+
+    def _patience_s(self) -> float:
+        """How long to wait for batches."""
+        return 0.05
 
     def _take(self, message: Message) -> None:
         if message.error() is not None:
@@ -319,7 +324,7 @@ class Stub:
         return usage
 
     def _say(self, lane: int, record: msgspec.Struct) -> None:
-        _produce(self._producer, self._topics.workers(POOL), lane, encode(record))
+        produce(self._producer, self._topics.workers(POOL), lane, encode(record))
 
 
 def stub(*arguments: Any) -> None:
