@@ -166,6 +166,10 @@ class Settings:
         """Settings of a transactional producer."""
         return {
             **self.producer(),
+            # A commit flushes: nothing waits for so long. At 0 the first records of a transaction
+            # leave one by one, and once five requests of a partition are away the client's thread
+            # looks for room without a pause until one comes back.
+            "linger.ms": 100,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             "delivery.timeout.ms": TRANSACTION_TIMEOUT_MS,

@@ -1,7 +1,7 @@
 """How long a request takes from its append to its committed batch at a worker.
 
-One operation is one request at its exact time (an open loop, a process of its own): from the
-call that produces it, whose clock travels in a header, to a worker's reader of committed
+One operation is one request at its time, to a millisecond (an open loop, a process of its own):
+from the call that produces it, whose clock travels in a header, to a worker's reader of committed
 records in another process (benchmarks.stream). 1,000 tenants in three tiers, 512-byte bodies,
 batches of up to 32 that wait 5 ms for company. Percentiles are medians of three windows.
 

@@ -13,8 +13,7 @@ header is read there, nothing is decided.
 What is said to be `on` was seen to happen, or the run fails: refused requests (validation),
 batches handed back whose requests came again, settlements of true costs, refusals by a waiting
 cap, counters on /metrics. `cpu_us_per_request` is of the scheduler's process, all its threads.
-`by_waiting`: so many wait all the time while others go through. A policy is one record, so the
-largest figure of `by_tenants` is as many as fit into it.
+`by_waiting`: so many wait all the time while others go through.
 
     python -m benchmarks.pipeline [--json] [--quick] [--rounds 3] [--requests 600000]
 """
@@ -45,11 +44,10 @@ from benchmarks.stream import (
 from benchmarks.stream_bench import Bench, cpu_s
 from schemas.codec import decode_header
 from schemas.log import Partition, TopicSpec
-from schemas.policy_check import check
 from schemas.reasons import Reason
 from schemas.records import Dead, Result
 
-TENANTS = 1_000
+TENANTS, TENANTS_MANY = 1_000, 100_000
 TRANSACTIONS = (1_000, 4_000)
 #: The steady window, as parts of the requests.
 WINDOW = (0.25, 0.9)
@@ -187,15 +185,6 @@ def seen_to_happen(bench: Bench, metrics: list[float]) -> tuple[list[str], dict[
     return list(signs), signs
 
 
-def tenants_max() -> int:
-    """As many tenants as a policy holds."""
-    low, high = TENANTS, 100_000
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if check(policy(middle)) else (middle, high)
-    return low
-
-
 def rounds(deployment: Deployment, sizes: Sizes) -> dict[str, Any]:
     """Ceilings and scheduler in turn, over the same requests."""
     ceilings: dict[int, list[float]] = {size: [] for size in TRANSACTIONS}
@@ -231,9 +220,8 @@ def rounds(deployment: Deployment, sizes: Sizes) -> dict[str, Any]:
 
 def run(sizes: Sizes) -> dict[str, Any]:
     with Deployment(policy(1)) as deployment:
-        most = tenants_max()
         by_tenants = {}
-        for tenants in (most, 10):  # these warm the broker up as well
+        for tenants in (TENANTS_MANY, 10):  # these warm the broker up as well
             by_tenants[tenants] = cpu_with_tenants(deployment, tenants, sizes.cpu_requests)
         figures = rounds(deployment, sizes)
         by_tenants[TENANTS] = figures["cpu_us_per_request"]
@@ -245,7 +233,6 @@ def run(sizes: Sizes) -> dict[str, Any]:
         **figures,
         "by_tenants": {str(tenants): by_tenants[tenants] for tenants in sorted(by_tenants)},
         "by_waiting": by_waiting,
-        "tenants_in_a_policy": most,
         "compiled": scheduler.core.cycle.__file__.endswith(".so"),
     }
 

@@ -51,6 +51,9 @@ HAND_BACK_EVERY = 200
 #: A header that passes through: `time.monotonic_ns` of the produce call.
 SENT = "sent"
 STAMP = struct.Struct("<q")
+#: What is due within so many seconds is appended together: waking up for each takes as much of
+#: a core as the scheduler does.
+STEP_S = 0.001
 #: How long anything may stand still before the run is given up.
 PATIENCE_S = 60.0
 #: What every client has, as the product's have (adapters.kafka_client).
@@ -167,7 +170,7 @@ class Requests:
 class Append(NamedTuple):
     """Requests `first` to `first + requests` for the log.
 
-    With `pace`, so many a second at their exact times, each with the time of its call. With
+    With `pace`, so many a second at their times (`STEP_S`), each with that of its call. With
     `ahead`, at most so many more than the stub has seen since `seen`.
     """
 
@@ -210,7 +213,7 @@ def append(order: Append, counts: Any) -> None:
         if order.pace:
             due = started + (number - order.first) / order.pace
             while (left_s := due - time.monotonic()) > 0 and not counts[Count.STOP]:
-                time.sleep(min(left_s, 0.1))
+                time.sleep(min(max(left_s, STEP_S), 0.1))
         elif stop < last and order.ahead:
             time.sleep(0.002)
     if left := producer.flush(PATIENCE_S):

@@ -75,13 +75,13 @@ def show(
     from fairlane.errors import FairlaneError
     from fairlane.policy_text import to_toml
     from fairlane.publish import published_policy
-    from schemas.policy import encode_policy
+    from schemas.policy import policy_json
 
     with connected() as (log, topics):
         found = published_policy(log, topics)
     if found is None:
         raise FairlaneError("no policy is published yet: run `fairlane policy apply FILE`")
-    print(encode_policy(found).decode() if as_json else to_toml(found))
+    print(policy_json(found).decode() if as_json else to_toml(found))
 
 
 def _show_plan(before: "Policy | None", wanted: "Policy") -> None:

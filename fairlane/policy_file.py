@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct, inspect
 
-from schemas.policy import Policy, PolicyError
+from schemas.policy import TEXT_BYTES_MAX, Policy, PolicyError
 from schemas.policy_check import faults, label
 
-#: Largest document that is read; one record holds about a tenth of it.
-FILE_BYTES_MAX = 10_000_000
+#: Largest document that is read: as much as a policy may have unpacked.
+FILE_BYTES_MAX = TEXT_BYTES_MAX
 
 #: Integers of a document have 64 bits and a sign.
 _INTEGERS = 1 << 63

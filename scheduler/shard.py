@@ -42,9 +42,10 @@ from schemas.topics import Topics
 #: and who is not in a hurry for the next cycle had better know the end of this one.
 FULL = 1_500
 #: Bytes of decisions after which a snapshot is written, unless that takes more than one part in
-#: `SNAPSHOT_SHARE` of the time since the last one.
+#: `SNAPSHOT_SHARE` of the time since the last one: who comes meanwhile waits for it, and is far
+#: from one in a hundred.
 SNAPSHOT_BYTES = 250_000
-SNAPSHOT_SHARE = 50
+SNAPSHOT_SHARE = 200
 #: ... and after which it is written in any case, or after as many as the last one had: bounds
 #: what recovery applies again, about a second's work.
 SNAPSHOT_BYTES_MAX = 10_000_000

@@ -1,11 +1,13 @@
 """The policy: who may do what, at what price. Data, validated whole, then published.
 
-One record on the topic `policy` (key b"policy") holds all of it as JSON. `check` returns
+One record on the topic `policy` (key b"policy") holds all of it as JSON, packed by zlib when it
+is long: a tenant's fields are the same words again and again. `check` returns
 every fault at once, each with the place in the document; a policy with a fault is never
 published and never applied. Lists keep the order of the document: the order of `tiers`
 IS their rank, first served first.
 """
 
+import zlib
 from enum import StrEnum
 from functools import cached_property
 
@@ -18,6 +20,13 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,47}$"
 NAME_RULE = "1..48 of a-z 0-9 _ -, starting with a letter or digit"
 
 POLICY_KEY = b"policy"
+
+#: A policy that a person may have written stays as text on the topic.
+PLAIN_BYTES_MAX = 100_000
+#: A policy in memory takes several times as much; 100,000 tenants need 14 MB.
+TEXT_BYTES_MAX = 64_000_000
+#: How zlib's streams begin, and JSON never does.
+_PACKED = b"x"
 
 
 class CostModel(StrEnum):
@@ -219,14 +228,35 @@ class PolicyError(Exception):
         super().__init__("\n".join(faults))
 
 
-def encode_policy(policy: Policy) -> bytes:
-    """Encode for the topic: JSON, fields in declared order, so that equal is equal bytes."""
+def policy_json(policy: Policy) -> bytes:
+    """The policy as JSON, fields in declared order."""
     return msgspec.json.encode(policy)
+
+
+def encode_policy(policy: Policy) -> bytes:
+    """Encode for the topic: JSON that can be read there, packed above `PLAIN_BYTES_MAX`."""
+    text = policy_json(policy)
+    return text if len(text) <= PLAIN_BYTES_MAX else zlib.compress(text)
 
 
 def decode_policy(document: bytes) -> Policy:
     """Decode a published policy; raises PolicyError when it can't be one."""
+    if document[:1] == _PACKED:
+        document = _unpacked(document)
     try:
         return msgspec.json.decode(document, type=Policy)
     except msgspec.DecodeError as error:
         raise PolicyError([f"policy: {error}"]) from error
+
+
+def _unpacked(document: bytes) -> bytes:
+    unpack = zlib.decompressobj()
+    try:
+        text = unpack.decompress(document, TEXT_BYTES_MAX)
+    except zlib.error as error:
+        raise PolicyError([f"policy: it can't be unpacked: {error}"]) from error
+    if not unpack.eof:
+        raise PolicyError(
+            [f"policy: unpacked it has more than {TEXT_BYTES_MAX} bytes, or its end is missing"]
+        )
+    return text

@@ -17,6 +17,7 @@ from schemas.log import RECORD_BYTES_MAX
 from schemas.policy import (
     NAME_PATTERN,
     NAME_RULE,
+    TEXT_BYTES_MAX,
     CostModel,
     Endpoint,
     Policy,
@@ -24,6 +25,7 @@ from schemas.policy import (
     Tenant,
     Tier,
     encode_policy,
+    policy_json,
 )
 from schemas.topics import DAY_MS, HOUR_MS, RETENTION_MS
 
@@ -33,8 +35,8 @@ BATCH_BYTES_MAX = RECORD_BYTES_MAX // 2
 BATCH_REQUESTS_MAX = 2_000
 #: A request must end before the log forgets it, with time to look at what happened.
 WAIT_MS_MAX = RETENTION_MS // 2
-#: The whole policy is one record, and stands by value in a decision of each shard, beside
-#: what else a cycle read.
+#: The whole policy is one record, packed when it is long, and stands by value in a decision of
+#: each shard, beside what else a cycle read. Packed, 100,000 tenants with short names fit.
 POLICY_BYTES_MAX = 400_000
 #: Partitions of a topic: a broker serves thousands, a process reads this many with ease.
 PARTITIONS_MAX = 1_024
@@ -165,14 +167,15 @@ def _all(policy: Policy) -> Iterator[Fault]:
 
 def _size(policy: Policy) -> Iterator[Fault]:
     try:
+        length = len(policy_json(policy))
         size = len(encode_policy(policy))
     except (OverflowError, UnicodeEncodeError):
         return  # a figure beyond 64 bits, or text that is none: its field has a fault already
-    if size > POLICY_BYTES_MAX:
+    if size > POLICY_BYTES_MAX or length > TEXT_BYTES_MAX:
         yield Fault(
             "",
-            f"policy: takes {size} bytes, one record holds {POLICY_BYTES_MAX}: fewer tenants, "
-            "or fewer limits of their own",
+            f"policy: takes {size} bytes packed and {length} unpacked, {POLICY_BYTES_MAX} and "
+            f"{TEXT_BYTES_MAX} are read: fewer tenants, or fewer limits of their own",
         )
 
 

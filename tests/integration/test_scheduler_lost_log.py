@@ -146,3 +146,27 @@ def test_recreated_requests_stop_a_running_shard_and_end_a_process_as_halted(
     assert note is not None
     assert re.search(expected, note["detail"])
     assert WAY_OUT in note["detail"]
+
+
+def test_a_shard_is_not_continued_while_a_transaction_in_its_decisions_has_no_end(
+    deployment: Deployment,
+) -> None:
+    """As brokers leave it that forget an end; ended by whatever means, the shard goes on."""
+    decisions = (deployment.topics.decisions, 0)
+    with closing(deployment.log.reader()) as reader:
+        start = reader.bounds(decisions).end
+    lost = deployment.log.transactional("whose end is lost")
+    lost.init()
+    lost.begin()
+    lost.send(*decisions, b"")
+    deployment.until(lambda: deployment.open_end(decisions[0]) > start)
+    shard = deployment.shard()
+    with pytest.raises(RecoveryError, match="has no end") as stopped:
+        shard.take_over()
+    assert f"abort with --topic {decisions[0]} --partition 0 --start-offset {start}" in str(
+        stopped.value
+    )
+    assert not shard.ready
+    lost.abort()
+    shard.take_over()
+    assert shard.ready

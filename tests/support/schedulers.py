@@ -280,11 +280,11 @@ class Deployment:
         said: list[LaneRecord] = [decode_header(record, LaneRecord) for record in records]
         return [item.id for batch in said if isinstance(batch, Batch) for item in batch.items]
 
-    def open_end(self) -> int:
-        """End of the pool's first lane with open transactions counted in."""
+    def open_end(self, topic: str = "") -> int:
+        """End of the pool's first lane, or of a topic, with open transactions counted in."""
         reader = self.log.reader(committed_only=False)
         try:
-            return reader.bounds((self.topics.batches(POOL), 0)).end
+            return reader.bounds((topic or self.topics.batches(POOL), 0)).end
         finally:
             reader.close()
 

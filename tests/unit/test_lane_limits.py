@@ -147,6 +147,22 @@ def test_a_recreated_lane_topic_stops_the_lane_and_names_the_way_out() -> None:
     assert "truncated or recreated" in str(world.notes.events[-1][1]["error"])
 
 
+def test_a_lane_is_not_served_while_a_transaction_of_its_holders_has_no_end() -> None:
+    world = LaneWorld()
+    world.holder().settle()
+    names = world.names()
+    lost = world.log.transactional("whose end is lost")
+    lost.init()
+    lost.begin()
+    lost.send(*names.workers, b"")
+    second = world.holder()
+    second.settle()
+    assert second.lane.phase is Phase.GONE
+    event, facts = world.notes.events[-1]
+    assert event == "lane_broken"
+    assert f"abort with --topic {names.workers[0]} --partition 0" in str(facts["error"])
+
+
 def test_records_that_retention_took_are_passed_over_loudly() -> None:
     world = LaneWorld()
     first = world.holder(slots=1)

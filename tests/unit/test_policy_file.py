@@ -1,6 +1,8 @@
 """Policy documents: what is accepted, and that a wrong one is told all its faults at once."""
 
 import re
+import zlib
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from msgspec.structs import replace
 from fairlane.policy_file import load, parse
 from fairlane.policy_text import to_toml
 from schemas.policy import (
+    TEXT_BYTES_MAX,
     CostModel,
     Fairness,
     Policy,
@@ -17,7 +20,7 @@ from schemas.policy import (
     decode_policy,
     encode_policy,
 )
-from schemas.policy_check import check
+from schemas.policy_check import POLICY_BYTES_MAX, check
 
 EXAMPLE = Path("examples/policy.toml")
 
@@ -308,10 +311,34 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_a_policy_too_large_for_one_record_is_refused() -> None:
-    tenants = tuple(Tenant(name=f"t{n}", tiers=("only",)) for n in range(20_000))
+    names = (sha256(str(number).encode()).hexdigest()[:40] for number in range(20_000))
+    tenants = tuple(Tenant(name=name, tiers=("only",)) for name in names)
     (fault,) = check(replace(parse(SMALL), tenants=tenants))
     assert fault.startswith("policy: takes ")
-    assert "one record holds 400000" in fault
+    assert "400000 and 64000000 are read" in fault
+
+
+def test_a_hundred_thousand_tenants_fit_into_one_record() -> None:
+    tenants = tuple(Tenant(name=f"t{number}", tiers=("only",)) for number in range(100_000))
+    policy = replace(parse(SMALL), tenants=tenants)
+    assert check(policy) == []
+    document = encode_policy(policy)
+    assert len(document) <= POLICY_BYTES_MAX
+    assert decode_policy(document) == policy
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        (b"x\x9cnothing", "can't be unpacked"),
+        (zlib.compress(b"{" * 1_000)[:-6], "its end is missing"),
+        (zlib.compress(bytes(TEXT_BYTES_MAX + 1)), "more than 64000000 bytes"),
+    ],
+)
+def test_what_can_not_be_unpacked_is_no_policy(document: bytes, fault: str) -> None:
+    """The last one would take a thousand times its size."""
+    with pytest.raises(PolicyError, match=fault):
+        decode_policy(document)
 
 
 def test_many_names_are_not_all_listed() -> None:
