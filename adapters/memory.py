@@ -6,7 +6,7 @@ same clock give the same log; `timeout_s` never waits, and what a broker would m
 wait for raises UnavailableError, because the one who could end the wait is the caller itself.
 
 Kept as on a broker: offsets with gaps, last stable offset, fencing by epoch, the transaction
-timeout (on the clock), static instances. Not kept: retention and compaction.
+timeout (on the clock), static instances; retention and compaction when `clean` is called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from enum import Enum
 from threading import RLock
 
 from adapters.memory_groups import Group, MemoryMembership
+from adapters.memory_retention import POSITIONS_MS, clean
 from adapters.memory_store import Clock, Store
 from schemas.log import (
     AbortedError,
@@ -254,7 +255,7 @@ class MemoryReader:
         with self._lock:
             for partition in commits:
                 self._store.part(partition)
-            self._store.committed.setdefault(group, {}).update(commits)
+            self._store.commit(group, commits)
 
     def close(self) -> None:
         """Forget the assignment."""
@@ -311,7 +312,7 @@ class MemoryLog:
                     )
             missing = [spec for spec in topics if not self.partitions(spec.name)]
             for spec in missing:
-                self._store.create(spec.name, spec.partitions)
+                self._store.create(spec.name, spec.partitions, spec.config)
             return [spec.name for spec in missing]
 
     def partitions(self, topic: str) -> int:
@@ -346,6 +347,15 @@ class MemoryLog:
                     )
             for partition, offset in before.items():
                 self._store.part(partition).delete_before(offset)
+
+    def clean(self, positions_ms: int = POSITIONS_MS) -> None:
+        """Do what brokers do every few minutes: delete and compact what is due.
+
+        Positions that were committed `positions_ms` ago are forgotten.
+        """
+        with self._lock:
+            self._store.expire()
+            clean(self._store, self._clock.now_ms(), positions_ms)
 
     def tail(self, partition: Partition, bytes_max: int) -> int:
         """First offset from which the values up to the end have at most so many bytes."""

@@ -141,14 +141,17 @@ class Store:
         self.epochs: dict[str, int] = {}
         self.open: dict[str, Transaction] = {}
         self.committed: dict[str, dict[Partition, Commit]] = {}
+        self.committed_ms: dict[tuple[str, Partition], int] = {}
+        self.configs: dict[str, Mapping[str, str]] = {}
         self._created = 0
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         """Create a topic; its id is new even if a topic of this name existed before."""
         if partitions < 1:
             raise LogError(f"topic {topic}: {partitions} partitions; at least 1 is needed")
         self._created += 1
         self.counts[topic] = partitions
+        self.configs[topic] = config
         self.ids[topic] = f"memory-{self._created}"
         for number in range(partitions):
             self.parts[topic, number] = PartitionLog((topic, number))
@@ -229,7 +232,14 @@ class Store:
             part.mark(max(now_ms, part.times[-1]))
         if commit:
             for group, commits in transaction.commits.items():
-                self.committed.setdefault(group, {}).update(commits)
+                self.commit(group, commits)
+
+    def commit(self, group: str, commits: Mapping[Partition, Commit]) -> None:
+        """Keep positions, and since when."""
+        self.committed.setdefault(group, {}).update(commits)
+        now_ms = self.clock.now_ms()
+        for partition in commits:
+            self.committed_ms[group, partition] = now_ms
 
     def expire(self) -> None:
         """Abort transactions that are open for TRANSACTION_TIMEOUT_MS, and fence their holders."""

@@ -228,6 +228,7 @@ def produce(
     key: bytes | None = None,
     headers: list[tuple[str, str | bytes | None]] | None = None,
 ) -> None:
+    """Produce, and wait while the client's queue is full."""
     while True:
         try:
             producer.produce(topic, value, key, partition, headers=headers or [])
@@ -267,7 +268,7 @@ class Stub:
         for pool, lane in self._lanes:
             self._say(pool, lane, Seen(VERSION, self._slots))
         while not self._counts[Count.STOP]:
-            messages = self._consumer.consume(1, 0.05)
+            messages = self._consumer.consume(1, self._patience_s())
             if messages:
                 messages += self._consumer.consume(999, 0)
             for message in messages:
@@ -281,6 +282,10 @@ class Stub:
                 self._waits_ns = []
         self._producer.flush(5.0)
         self._consumer.close()
+
+    def _patience_s(self) -> float:
+        """How long to wait for batches."""
+        return 0.05
 
     def _take(self, message: Message) -> None:
         if message.error() is not None:

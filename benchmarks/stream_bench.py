@@ -28,6 +28,7 @@ from benchmarks.stream import (
 from fairlane.publish import publish_policy
 from fairlane.stack import free_ports
 from schemas.codec import decode_header
+from schemas.policy import Policy
 from schemas.records import Dead
 from schemas.topics import Topics
 
@@ -37,13 +38,16 @@ spawned = multiprocessing.get_context("spawn")
 class Bench:
     """One deployment on a stack that is up: its scheduler, its stub, its requests."""
 
-    def __init__(self, deployment: Deployment, name: str, tenants: int) -> None:
+    def __init__(
+        self, deployment: Deployment, name: str, tenants: int, made: Policy | None = None
+    ) -> None:
+        """`made` is applied instead of the stream's policy for so many tenants."""
         self.deployment, self.tenants = deployment, tenants
         self.kafka = deployment.addresses.kafka
         self.topics = deployment.topics = Topics(name)
-        publish_policy(deployment.log, self.topics, policy(tenants))
+        publish_policy(deployment.log, self.topics, made or policy(tenants))
         self.counts: Any = spawned.Array("Q", len(Count), lock=False)
-        self.pipe, self._far_end = spawned.Pipe()
+        self.pipe, self.far_end = spawned.Pipe()
         self._spawned: list[Any] = []
         self.appended = 0
         (self._port,) = free_ports(1)
@@ -81,11 +85,12 @@ class Bench:
 
     def start_stub(self, slots: int = SLOTS, hand_back_every: int = HAND_BACK_EVERY) -> None:
         prefix = self.topics.prefix
-        self.spawn(stub, self.kafka, prefix, slots, hand_back_every, self.counts, self._far_end)
+        self.spawn(stub, self.kafka, prefix, slots, hand_back_every, self.counts, self.far_end)
 
     def start_scheduler(self) -> None:
         name = f"scheduler-{self.topics.prefix}"
         port = str(self._port)
+        self.deployment.topics = self.topics  # there may be a bench beside this one
         self.deployment.define(name, "scheduler", "--instance", name, "--metrics-port", port)
         self.deployment.start(name)
         self._name = name

@@ -213,6 +213,9 @@ class Bodies:
         found: dict[int, Body] = {}
         wanted = set(missing)
         indexes = state.part_of
+        # What is planned and has not come yet keeps its place: a neighbour in it would be let go
+        # only after the cycle, and with it the oldest of what was read ahead, which goes next.
+        due = sum(planned.values()) + len(planned) * BODY_OVERHEAD
         for positions in spans.passes():
             for record in self._read(positions):
                 key = indexes[record.topic, record.partition] << OFFSET_BITS | record.offset
@@ -220,7 +223,9 @@ class Bodies:
                     continue  # another's, in a topic that was made again: told as lost
                 if key in wanted:
                     found[key] = _body_of(record)
-                elif key in planned or self._is_welcome(key, len(record.value)):
+                elif key in planned:
+                    due -= self._put_ahead(key, _body_of(record))
+                elif self._is_welcome(key, due + len(record.value)):
                     self._put_ahead(key, _body_of(record))
         if len(found) != len(wanted):
             lost = sorted(wanted - found.keys())
@@ -234,12 +239,12 @@ class Bodies:
     def _plan(self, state: State, missing: list[int]) -> tuple[Spans, dict[int, int]]:
         """Pieces to read, and what of it is read ahead: key and size; there is room for it.
 
-        More is read ahead when that is scattered over the log.
+        When that is scattered over the log, as much as there is room for is read ahead: the
+        whole log is read each time, about as often as the budget has to be filled anew.
         """
         sizes = {key: live.size for key in missing if (live := state.find(key))}
         usual = sum(sizes.values()) // len(sizes) if sizes else MERGE_BYTES
-        most = self.budget // 2
-        for size in (min(most, AHEAD_BYTES), most):
+        for size in (min(self.budget // 2, AHEAD_BYTES), self.budget - self.budget // 8):
             following = self._pace.following(state, size)
             planned = {
                 key: weight
@@ -257,7 +262,10 @@ class Bodies:
         return spans, planned
 
     def _is_welcome(self, key: int, size: int) -> bool:
-        """Whether a neighbour of what is read again is kept: it is live, and there is room."""
+        """Whether a neighbour of what is read again is kept: it is live, and there is room.
+
+        `size` is with what is still to come.
+        """
         if self.resident_bytes + size > self.budget - self.budget // 8:
             return False  # the rest is for what comes
         state = self._state
@@ -265,11 +273,14 @@ class Bodies:
         live = state.find(key)
         return live is not None and live.status in (Status.WAITING, Status.HELD)
 
-    def _put_ahead(self, key: int, body: Body) -> None:
-        if key not in self._kept and key not in self._ahead:
-            weight = _weight((body,))
-            self._ahead[key] = body
-            self.resident_bytes += weight
+    def _put_ahead(self, key: int, body: Body) -> int:
+        """Bytes that it takes, 0 when it was there."""
+        if key in self._kept or key in self._ahead:
+            return 0
+        weight = _weight((body,))
+        self._ahead[key] = body
+        self.resident_bytes += weight
+        return weight
 
     def _read(self, positions: Pass) -> Iterator[Record]:
         """Every record of these ranges [start, stop), and some beyond them."""

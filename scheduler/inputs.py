@@ -19,7 +19,7 @@ from schemas.codec import (
     decoder_of,
     passed_through,
 )
-from schemas.log import Log, Partition, Reader, Record
+from schemas.log import Log, Partition, PositionLostError, Reader, Record
 from schemas.policy import PolicyError, decode_policy
 from schemas.reasons import Reason
 from schemas.records import (
@@ -203,6 +203,21 @@ class InputReader:
             for tier in dict.fromkeys(tiers)
             for number in range(policy.topology.spread)
         }
+
+    def pass_over(self, state: State, error: PositionLostError) -> Taken | None:
+        """What to decide when records are gone unread, before `assign`; None: they are missed.
+
+        Of a lane that holds no batch only words about its slots can be lost, and markers of
+        transactions: whoever takes the lane next says it again.
+        """
+        topic, number = error.partition
+        workers, low = self._topics.workers(""), error.bounds.low
+        if not topic.startswith(workers) or error.position > low:
+            return None
+        if state.pools[topic[len(workers) :]].lanes[number].flights:
+            return None
+        self._assigned = {}
+        return Taken(Inputs(reads=[(topic, number, low)]))
 
     def reached_ends(self, state: State) -> Inputs:
         """Positions moved to the ends that were reached: past transaction markers.

@@ -272,6 +272,9 @@ class Scheduler:
 
     def close(self) -> None:
         """Leave the group for good, so that others take over at once, and free the clients."""
+        for shard in self.shards.values():
+            with suppress(LogError):  # whoever takes over reads a little more
+                shard.conclude()
         for number in [*self.shards, *self._fenced]:
             self._drop(number)
         if self._membership is not None:

@@ -1,4 +1,7 @@
-"""Play histories: `python -m simulation --seed 7`, or `--seeds 0..10000 --processes 2`."""
+"""Play histories: `python -m simulation --seed 7`, or `--seeds 0..10000 --processes 2`.
+
+`--week` plays the calendar of simulation.week, idle weekends, retention and a holiday.
+"""
 
 import argparse
 import sys
@@ -7,6 +10,7 @@ import time
 from simulation.history import History
 from simulation.many import Verdict, verdicts
 from simulation.rules import InvariantError
+from simulation.week import Weeks
 
 #: How often the progress line changes, seconds.
 PROGRESS_S = 1.0
@@ -30,6 +34,19 @@ def tell(seed: int, *, is_told: bool) -> int:
         print(f"{fault}\n  to repeat it: {command(seed)} --steps")
         return 1
     print(f"  every rule holds; recovery was compared {history.compared} times")
+    return 0
+
+
+def tell_weeks() -> int:
+    """Play the calendar, with clean stops and with power cuts; 1 when a rule is broken."""
+    for is_cut in (False, True):
+        weeks = Weeks(is_cut=is_cut)
+        try:
+            weeks.run(print)
+        except InvariantError as error:
+            print(error)
+            return 1
+        print(weeks.story())
     return 0
 
 
@@ -70,10 +87,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="play one history and tell it")
+    which.add_argument("--week", action="store_true", help="play weeks with idle weekends")
     which.add_argument("--seeds", type=_range, metavar="A..B", help="play all of these")
     parser.add_argument("--steps", action="store_true", help="with --seed: tell every event")
     parser.add_argument("--processes", type=int, default=1, help="with --seeds: cores to use")
     given = parser.parse_args(arguments)
+    if given.week:
+        return tell_weeks()
     if given.seed is not None:
         return tell(given.seed, is_told=given.steps)
     return play_all(given.seeds, given.processes)

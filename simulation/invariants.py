@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from schemas.codec import DecodeError, batch_bodies, decode_header, decode_value
-from schemas.decisions import Decision, DecisionRecord
+from schemas.decisions import Decision, DecisionRecord, Read
 from schemas.log import Log, Partition, Reader, Record
 from schemas.policy import Policy
 from schemas.records import (
@@ -27,6 +27,7 @@ from schemas.records import (
     Outcome,
     Request,
     Result,
+    Seen,
     WorkerRecord,
 )
 from schemas.topics import Topics
@@ -62,7 +63,7 @@ class Judge:
         self._topics = topics
         self._observers = list(observers)
         self._asked: dict[Partition, dict[int, Asked]] = defaultdict(dict)
-        self._said: dict[Lane, deque[WorkerRecord]] = defaultdict(deque)
+        self._said: dict[Lane, deque[tuple[int, WorkerRecord]]] = defaultdict(deque)
         self._sent: dict[tuple[Lane, int], tuple[Batch, list[bytes]]] = {}
         self._running: dict[tuple[Lane, int], Batch] = {}
         self._cancels: Counter[tuple[Lane, int, int]] = Counter()
@@ -166,7 +167,7 @@ class Judge:
 
     def _heard(self, lane: Lane, record: Record) -> None:
         said: WorkerRecord = decode_value(record, WorkerRecord)
-        self._said[lane].append(said)
+        self._said[lane].append((record.offset, said))
         if not isinstance(said, Finished | HandedBack):
             return
         batch = self._running.pop((lane, said.number), None)
@@ -182,7 +183,19 @@ class Judge:
 
     def _next_said(self, lane: Lane) -> WorkerRecord | None:
         said = self._said[lane]
-        return said.popleft() if said else None
+        return said.popleft()[1] if said else None
+
+    def _passed_over(self, step: Read) -> None:
+        """What a lane said and nobody took in: slots alone, and only if it was deleted."""
+        partition, prefix = (step.topic, step.partition), self._topics.workers("")
+        if not step.topic.startswith(prefix):
+            return
+        said = self._said[step.topic[len(prefix) :], step.partition]
+        while said and said[0][0] < step.position:
+            offset, record = said.popleft()
+            is_gone = offset < self._reader.bounds(partition).low
+            if not is_gone or not isinstance(record, Seen):
+                raise InvariantError(Rule.AGREE, f"{partition}@{offset} is passed over: {record}")
 
     # --- judging
 
@@ -191,6 +204,9 @@ class Judge:
         if not isinstance(decision, Decision):
             return
         decided = self.shards[record.partition].decide(decision)
+        for step in decision.steps:
+            if isinstance(step, Read):
+                self._passed_over(step)
         self._agrees(decision, decided)
         for ending in decided.endings:
             if ending.id in self._endings:

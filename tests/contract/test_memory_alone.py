@@ -182,3 +182,94 @@ def test_threads_may_share_a_log(log: MemoryLog) -> None:
     for name in names:
         own = [value for value in values if value.startswith(f"{name} plain".encode())]
         assert own == [f"{name} plain {number}".encode() for number in range(300)]
+
+
+# --- what brokers do as time passes
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def kept(clock: ManualClock) -> MemoryLog:
+    """`d` is deleted after five hours, `c` compacted an hour late; segments are an hour long."""
+    made = MemoryLog(clock)
+    short = {"segment.ms": str(HOUR_MS)}
+    compacted = {**short, "cleanup.policy": "compact", "min.compaction.lag.ms": str(HOUR_MS)}
+    made.ensure_topics(
+        [
+            TopicSpec("d", 1, {**short, "retention.ms": str(5 * HOUR_MS)}),
+            TopicSpec("c", 1, compacted),
+        ]
+    )
+    return made
+
+
+def test_whole_segments_are_deleted_by_their_newest_record(
+    kept: MemoryLog, clock: ManualClock
+) -> None:
+    producer, reader = kept.producer(), kept.reader()
+    for _ in range(6):  # 0, 40 | 80, 120 | 160, 200 minutes
+        producer.send("d", 0, b"x")
+        clock.ms += 2 * HOUR_MS // 3
+    clock.ms += 5 * HOUR_MS // 3  # the second is five hours old
+    kept.clean()
+    assert reader.bounds(("d", 0)) == (0, 6)
+    clock.ms += 1
+    kept.clean()
+    assert reader.bounds(("d", 0)) == (2, 6)
+    clock.ms += 5 * HOUR_MS
+    kept.clean()
+    assert reader.bounds(("d", 0)) == (6, 6)
+    producer.send("d", 0, b"later")
+    reader.assign({("d", 0): 6})
+    assert [(record.offset, record.value) for record in reader.poll(9, 0)] == [(6, b"later")]
+
+
+def test_compaction_keeps_the_newest_of_a_key_and_the_segment_that_is_written_to(
+    kept: MemoryLog, clock: ManualClock
+) -> None:
+    producer = kept.producer()
+    for key in (b"a", b"b", b"a"):
+        producer.send("c", 0, b"x", key=key)
+    clock.ms += HOUR_MS + 1
+    for _ in range(2):
+        producer.send("c", 0, b"y", key=b"a")
+    kept.clean()
+    reader = kept.reader()
+    reader.assign({("c", 0): 0})
+    assert [record.offset for record in reader.poll(9, 0)] == [1, 2, 3, 4]
+    assert reader.bounds(("c", 0)) == (0, 5)
+
+
+def test_what_is_young_or_open_is_not_compacted(kept: MemoryLog, clock: ManualClock) -> None:
+    producer, holder, reader = kept.producer(), kept.transactional("id"), kept.reader()
+    producer.send("c", 0, b"x", key=b"a")
+    producer.send("c", 0, b"x", key=b"a")
+    clock.ms += HOUR_MS + 1
+    holder.init()
+    holder.begin()
+    holder.send("c", 0, b"y", key=b"a")
+    holder.abort()
+    producer.send("c", 0, b"y", key=b"b")
+    kept.clean()
+    reader.assign({("c", 0): 0})
+    assert [record.offset for record in reader.poll(9, 0)] == [1, 4]
+
+
+def test_positions_are_forgotten_a_week_after_they_were_committed(
+    kept: MemoryLog, clock: ManualClock
+) -> None:
+    place, reader, holder = ("d", 0), kept.reader(), kept.transactional("id")
+    reader.commit("g", {place: Commit(0, "plain")})
+    clock.ms += 1
+    holder.init()
+    holder.begin()
+    holder.send_offsets("h", {place: Commit(0, "with a transaction")})
+    holder.commit()
+    clock.ms += 7 * 24 * HOUR_MS - 1
+    kept.clean()
+    assert reader.committed("g", [place]) == {place: None}
+    assert reader.committed("h", [place]) == {place: Commit(0, "with a transaction")}
+    clock.ms += 1
+    kept.clean()
+    assert reader.committed("h", [place]) == {place: None}

@@ -15,7 +15,7 @@ import pytest
 
 from scheduler.fold import Fold
 from scheduler.service import FENCED_MS, Scheduler
-from schemas.log import FencedError, InDoubtError, TransactionalProducer
+from schemas.log import FencedError, InDoubtError, Log, TransactionalProducer
 from schemas.records import End
 from tests.support.lanes import ManualClock
 from tests.support.processes import DEADLINE_S
@@ -63,7 +63,7 @@ def test_reading_before_the_init_dispatches_twice(
     deployment.submit("a")
     early: Fold = deployment.recovered()
 
-    def reads_before(producer: TransactionalProducer, *_: object) -> Fold:
+    def reads_before(_log: Log, producer: TransactionalProducer, *_: object) -> Fold:
         producer.init()
         return early
 

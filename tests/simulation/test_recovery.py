@@ -235,3 +235,40 @@ def test_a_clean_stop_hands_over_at_once() -> None:
     assert fleet.clock.now_ms() == before_ms
     fleet.start_worker("embed-0", Fleetmate("embed", 2, ENGINE))
     assert run(fleet, judge) == {"succeeded": 20}
+
+
+# --- what retention took before it was read
+
+
+def gone_unread(fleet: Fleet) -> None:
+    """The scheduler is killed, what workers say meanwhile is deleted, and it comes back."""
+    fleet.kill("scheduler-0", back_after_ms=None)
+    settled(fleet)
+    fleet.leave("embed-0")
+    settled(fleet)
+    for number in range(2):
+        partition = (fleet.topics.workers("embed"), number)
+        fleet.log.delete_records({partition: fleet.log.reader().bounds(partition).end})
+    fleet.start_scheduler("scheduler-0")
+
+
+def test_words_about_slots_may_be_gone_unread() -> None:
+    fleet, judge = fleet_of()
+    arrive(fleet, 20)
+    assert run(fleet, judge) == {"succeeded": 20}
+    gone_unread(fleet)
+    settled(fleet)
+    assert [event for event, _ in fleet.silence.warnings if event.startswith("gone unread")]
+    fleet.start_worker("embed-0", Fleetmate("embed", 2, ENGINE))
+    fleet.submit(Arrival(0, "acme", "embed", "gold", b"x", id="later"))
+    assert run(fleet, judge) == {"succeeded": 21}
+
+
+def test_what_ended_a_batch_may_not() -> None:
+    fleet, judge = fleet_of()
+    arrive(fleet, 20)
+    while not judge.shards[0].flights:
+        fleet.step()
+    gone_unread(fleet)
+    with pytest.raises(RecoveryError, match="not read yet are gone"):
+        settled(fleet)

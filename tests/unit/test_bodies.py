@@ -10,6 +10,7 @@ from scheduler.core.snapshot import dump
 from scheduler.story import RecoveryError
 from schemas.records import End
 from tests.support.backlog import Backlog
+from tests.support.counting_log import CountingLog
 
 SIZE = 400
 COUNT = 6_000
@@ -42,6 +43,19 @@ def test_a_deep_backlog_drains_with_a_few_readings_of_the_log(weights: dict[str,
     assert len(backlog.sent) == COUNT
     assert bodies.dropped > 0
     assert bodies.read_bytes <= 4 * COUNT * SIZE  # once for each pace at which queues go
+
+
+@pytest.mark.parametrize(("percent", "times", "clients"), [(10, 12.5, 30), (30, 4.5, 10)])
+def test_what_goes_in_any_order_is_read_as_often_as_the_budget_is_filled(
+    percent: int, times: float, clients: int
+) -> None:
+    """Random priorities: what goes next is anywhere, so each reading goes through all the log."""
+    backlog = filled({"a": 1, "b": 1, "c": 1}, percent, priorities=1_000)
+    bodies = backlog.shard.bodies
+    bodies._log = counting = CountingLog(backlog.log)
+    backlog.drain()
+    assert bodies.read_bytes <= times * COUNT * SIZE
+    assert counting.readers <= clients
 
 
 @pytest.mark.parametrize("priorities", [1, 50])
