@@ -54,6 +54,9 @@ STAMP = struct.Struct("<q")
 #: What is due within so many seconds is appended together: waking up for each takes as much of
 #: a core as the scheduler does.
 STEP_S = 0.001
+#: ... and at such a pace gathered for so long, milliseconds: records sent one by one keep five
+#: requests away, and then the client's thread looks for room without a pause.
+LINGER_FROM, LINGER_MS = 1_000, 2
 #: How long anything may stand still before the run is given up.
 PATIENCE_S = 60.0
 #: What every client has, as the product's have (adapters.kafka_client).
@@ -187,7 +190,7 @@ class Append(NamedTuple):
 def append(order: Append, counts: Any) -> None:
     """Write requests to the request topics; a process of its own."""
     requests = Requests(order.prefix, policy(order.tenants))
-    linger = 0 if order.pace else 5
+    linger = 5 if not order.pace else LINGER_MS if order.pace >= LINGER_FROM else 0
     producer = Producer({**PRODUCER, "bootstrap.servers": order.kafka, "linger.ms": linger})
     last = order.first + order.requests
     producer.list_topics(timeout=30.0)  # connected before the clock starts
