@@ -18,14 +18,14 @@ from pyroaring import BitMap64
 
 from schemas.log import Bounds, Log, Partition, PositionLostError, Reader, Record, UnavailableError
 
-#: Records in one poll.
-POLL_RECORDS = 10_000
+#: Records in one poll: few enough to be still in the processor's cache when they are decoded.
+POLL_RECORDS = 1_000
 #: A gap up to which records are read and dropped; a new client costs about as much.
 JUMP_RECORDS = 20_000
 #: A gap up to which two ranges are told as one: so few records cost less than a range.
 MERGE_RECORDS = 256
 #: Records of a partition that are kept beyond what is wanted of it.
-AHEAD_MAX = 2 * POLL_RECORDS
+AHEAD_MAX = 20_000
 #: How long polls may wait in vain, together, before the log counts as away.
 SILENT_S_MAX = 30.0
 

@@ -46,9 +46,11 @@ FULL = 1_500
 #: from one in a hundred.
 SNAPSHOT_BYTES = 250_000
 SNAPSHOT_SHARE = 200
-#: ... and after which it is written in any case, or after as many as the last one had: bounds
-#: what recovery applies again, about a second's work.
-SNAPSHOT_BYTES_MAX = 10_000_000
+#: ... and after which it is written in any case: bounds what recovery applies again, about a
+#: second's work. When the last one was large, only after so many parts of it: most of a large
+#: one are ids that have ended, and stand there again and again.
+SNAPSHOT_BYTES_MAX = 1_500_000
+SNAPSHOT_PART = 8
 #: ... and the longest time between two, also when idle.
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
@@ -317,7 +319,8 @@ class Shard:
         """What is due beside cycles; what is written then follows from known commits only."""
         since_ms = now_ms - self._snapshot_ms
         is_cheap = since_ms >= SNAPSHOT_SHARE * self._snapshot_took_ms
-        enough = SNAPSHOT_BYTES if is_cheap else max(SNAPSHOT_BYTES_MAX, self._snapshot_bytes)
+        large = max(SNAPSHOT_BYTES_MAX, self._snapshot_bytes // SNAPSHOT_PART)
+        enough = SNAPSHOT_BYTES if is_cheap else large
         if self.state.seq and (self._bytes_since >= enough or since_ms >= SNAPSHOT_MS):
             self.write_snapshot()
             self._snapshot_took_ms = self._now() - now_ms
