@@ -104,9 +104,9 @@ class KafkaLog:
         """Make a transactional producer; nothing is taken over before `init`."""
         return KafkaTransactional(self._settings, self.group_client, transactional_id)
 
-    def reader(self, *, committed_only: bool = True) -> KafkaReader:
+    def reader(self, *, committed_only: bool = True, ahead: bool = True) -> KafkaReader:
         """Make a reader. With `committed_only` False it also shows open and aborted records."""
-        return KafkaReader(self._settings, self, committed_only=committed_only)
+        return KafkaReader(self._settings, self, committed_only=committed_only, ahead=ahead)
 
     def membership(self, group: str, topic: str, instance: str | None = None) -> KafkaMembership:
         """Join `group` on `topic`; `instance` names a static member that survives a restart."""
@@ -274,7 +274,7 @@ class KafkaLog:
         with self._lock:
             client = self._askers.get(committed_only)
             if client is None:
-                client = Consumer(self._settings.reader(committed_only=committed_only))
+                client = Consumer(self._settings.reader(committed_only=committed_only, ahead=True))
                 self._askers[committed_only] = client
             return client
 

@@ -184,14 +184,16 @@ class Settings:
             **self.admin(),
         }
 
-    def reader(self, *, committed_only: bool) -> dict[str, Setting]:
+    def reader(self, *, committed_only: bool, ahead: bool) -> dict[str, Setting]:
         """Settings of a client that fetches and never joins; its group stays unused."""
         return {
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
             "fetch.queue.backoff.ms": 5,
             "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "queued.min.messages": 20_000,
+            # 1: the next fetch starts when all was taken, and brings what has come meanwhile; with
+            # more, each record that is appended anywhere makes a fetch of its own.
+            "queued.min.messages": 20_000 if ahead else 1,
             **self.group("fairlane-reader"),
             "isolation.level": "read_committed" if committed_only else "read_uncommitted",
         }

@@ -57,8 +57,10 @@ class Questions(Protocol):
 class KafkaReader:
     """Reads assigned partitions in offset order. Not for several threads at once."""
 
-    def __init__(self, settings: Settings, questions: Questions, *, committed_only: bool) -> None:
-        self._settings = settings.reader(committed_only=committed_only)
+    def __init__(
+        self, settings: Settings, questions: Questions, *, committed_only: bool, ahead: bool
+    ) -> None:
+        self._settings = settings.reader(committed_only=committed_only, ahead=ahead)
         self._client: Consumer | None = None
         self._questions = questions
         self._committed_only = committed_only

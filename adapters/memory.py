@@ -283,8 +283,9 @@ class MemoryLog:
         """Make a transactional producer; nothing is taken over before `init`."""
         return MemoryTransactional(self, self._store, self._lock, transactional_id)
 
-    def reader(self, *, committed_only: bool = True) -> MemoryReader:
+    def reader(self, *, committed_only: bool = True, ahead: bool = True) -> MemoryReader:
         """Make a reader. With `committed_only` False it also shows open and aborted records."""
+        del ahead  # nothing is fetched here
         return MemoryReader(self._store, self._lock, committed_only=committed_only)
 
     def membership(self, group: str, topic: str, instance: str | None = None) -> MemoryMembership:

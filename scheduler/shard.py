@@ -89,7 +89,7 @@ class Shard:
         self._notes = notes
         self._transactions = Transactions(f"shard {shard}", aside or AtOnce(), meter, notes)
         self._full = full
-        self._reader = log.reader()
+        self._reader = log.reader(ahead=False)
         self._inputs = InputReader(log, self._reader, topics, shard)
         self.state = State(shard)
         self.ready = False  #: whether `turn` may be called; else `take_over` first

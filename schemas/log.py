@@ -265,8 +265,12 @@ class Log(Protocol):
     def transactional(self, transactional_id: str) -> TransactionalProducer:
         """Make a transactional producer; nothing is taken over before `init`."""
 
-    def reader(self, *, committed_only: bool = True) -> Reader:
-        """Make a reader. With `committed_only` False it also shows open and aborted records."""
+    def reader(self, *, committed_only: bool = True, ahead: bool = True) -> Reader:
+        """Make a reader. With `committed_only` False it also shows open and aborted records.
+
+        `ahead` False is for one that goes on for ever, over several partitions: little is fetched
+        before it is asked for, so that what comes in one partition is not behind the others'.
+        """
 
     def membership(self, group: str, topic: str, instance: str | None = None) -> Membership:
         """Join `group` on `topic`; `instance` names a static member that survives a restart."""

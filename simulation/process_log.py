@@ -70,9 +70,9 @@ class ProcessLog:
         """Make a transactional producer."""
         return ProcessTransactional(self, self.inner.transactional(transactional_id))
 
-    def reader(self, *, committed_only: bool = True) -> "ProcessReader":
+    def reader(self, *, committed_only: bool = True, ahead: bool = True) -> "ProcessReader":
         """Make a reader."""
-        return ProcessReader(self, self.inner.reader(committed_only=committed_only))
+        return ProcessReader(self, self.inner.reader(committed_only=committed_only, ahead=ahead))
 
     def membership(self, group: str, topic: str, instance: str | None = None) -> "ProcessMember":
         """Join a group."""

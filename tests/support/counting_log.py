@@ -14,9 +14,10 @@ class CountingLog:
         self.read: Counter[str] = Counter()
         self.readers = 0
 
-    def reader(self, *, committed_only: bool = True) -> Any:
+    def reader(self, *, committed_only: bool = True, ahead: bool = True) -> Any:
         self.readers += 1
-        return _CountingReader(self._inner.reader(committed_only=committed_only), self.read)
+        inner = self._inner.reader(committed_only=committed_only, ahead=ahead)
+        return _CountingReader(inner, self.read)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -41,8 +41,8 @@ class SickLog:
         self.reader_made: Sick | None = None
         self.inits = 0
 
-    def reader(self, *, committed_only: bool = True) -> Any:
-        inner = self._inner.reader(committed_only=committed_only)
+    def reader(self, *, committed_only: bool = True, ahead: bool = True) -> Any:
+        inner = self._inner.reader(committed_only=committed_only, ahead=ahead)
         if self.reader_made is not None:
             return inner
         self.reader_made = Sick(inner)
