@@ -98,7 +98,10 @@ class KafkaTransactional:
                     client = self._renew()
             else:
                 return
-            is_busy = is_busy and meanwhile is not None and meanwhile()
+            if meanwhile is not None:
+                begun = time.monotonic()
+                is_busy = meanwhile()
+                deadline += time.monotonic() - begun  # the brokers' time is not spent by others
 
     def begin(self) -> None:
         """Open a transaction. Raises LogError before `init`, in doubt, or inside of another."""

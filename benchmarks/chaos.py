@@ -33,6 +33,7 @@ from typing import Any
 from benchmarks.deployment import Deployment
 from fairlane import keys
 from fairlane.demo_http import Connection
+from fairlane.run import EXIT_HALTED
 from schemas.codec import decode_header, decode_value
 from schemas.log import Log
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
@@ -226,6 +227,10 @@ def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[
             waiting = list(flow.refused.values())
             print(f"{len(flow.accepted)} accepted, not yet: {waiting[:1]}", file=sys.stderr)
         ended, waited_s = wait_for_ends(deployment, flow, killed[-1][1])
+        halted = [name for name in deployment.ended if name.endswith(f": {EXIT_HALTED}")]
+        halted += [name for name in PROCESSES if "lane_broken" in deployment.notes(name)]
+        if halted:
+            raise RuntimeError(f"gave up, and must not: {halted}")
         watch.close()
         if any(request not in ended for request in flow.accepted):
             tell_notes(deployment)

@@ -208,7 +208,7 @@ class InputReader:
         """What to decide when records are gone unread, before `assign`; None: they are missed.
 
         Of a lane that holds no batch only words about its slots can be lost, and markers of
-        transactions: whoever takes the lane next says it again.
+        transactions: whoever holds the lane says it again now and then, and when it is taken.
         """
         topic, number = error.partition
         workers, low = self._topics.workers(""), error.bounds.low

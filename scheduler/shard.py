@@ -41,16 +41,14 @@ from schemas.topics import Topics
 #: Requests taken in or picked that make a cycle full: below, a thread costs more than it gives,
 #: and who is not in a hurry for the next cycle had better know the end of this one.
 FULL = 1_500
-#: Bytes of decisions after which a snapshot is written, unless that takes more than one part in
-#: `SNAPSHOT_SHARE` of the time since the last one: who comes meanwhile waits for it, and is far
-#: from one in a hundred.
+#: Bytes of decisions after which a snapshot is written if it takes less than one part in the
+#: first of `SNAPSHOT_SHARES` of the time since the last one: who comes meanwhile waits for it,
+#: and is far from one in a hundred.
 SNAPSHOT_BYTES = 250_000
-SNAPSHOT_SHARE = 200
-#: ... and after which it is written in any case: bounds what recovery applies again, about a
-#: second's work. When the last one was large, only after so many parts of it: most of a large
-#: one are ids that have ended, and stand there again and again.
-SNAPSHOT_BYTES_MAX = 1_500_000
-SNAPSHOT_PART = 8
+SNAPSHOT_SHARES = 200, 100
+#: ... and after which, or that part of the last one, the second share is enough: it bounds what
+#: recovery applies again. Most of a large one are ids that ended, and stand there time and again.
+SNAPSHOT_BYTES_MAX, SNAPSHOT_PART = 1_500_000, 8
 #: ... and the longest time between two, also when idle.
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
@@ -318,10 +316,10 @@ class Shard:
     def _housekeeping(self, now_ms: int) -> None:
         """What is due beside cycles; what is written then follows from known commits only."""
         since_ms = now_ms - self._snapshot_ms
-        is_cheap = since_ms >= SNAPSHOT_SHARE * self._snapshot_took_ms
         large = max(SNAPSHOT_BYTES_MAX, self._snapshot_bytes // SNAPSHOT_PART)
-        enough = SNAPSHOT_BYTES if is_cheap else large
-        if self.state.seq and (self._bytes_since >= enough or since_ms >= SNAPSHOT_MS):
+        share = SNAPSHOT_SHARES[self._bytes_since >= large]
+        is_due = self._bytes_since >= SNAPSHOT_BYTES and since_ms >= share * self._snapshot_took_ms
+        if self.state.seq and (is_due or since_ms >= SNAPSHOT_MS):
             self.write_snapshot()
             self._snapshot_took_ms = self._now() - now_ms
         if now_ms - self._frontier_ms >= FRONTIER_MS:

@@ -172,7 +172,8 @@ class TransactionalProducer(Protocol):
         """Take the id over; the predecessor's open transaction is ended when this returns.
 
         `meanwhile` is called again and again while brokers take their time, a slice of other
-        work each; it returns False when there is no more. It may be cut off at any slice.
+        work each; it returns False when there is none at the moment. It may be cut off at any
+        slice. Its time is not the brokers': how long they may take is counted without it.
         May be called again: after InDoubtError, and after FencedError with a new assignment.
         """
 

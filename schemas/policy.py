@@ -252,10 +252,10 @@ def decode_policy(document: bytes) -> Policy:
 def _unpacked(document: bytes) -> bytes:
     unpack = zlib.decompressobj()
     try:
-        text = unpack.decompress(document, TEXT_BYTES_MAX)
+        text = unpack.decompress(document, TEXT_BYTES_MAX + 1)
     except zlib.error as error:
         raise PolicyError([f"policy: it can't be unpacked: {error}"]) from error
-    if not unpack.eof:
+    if len(text) > TEXT_BYTES_MAX or not unpack.eof or unpack.unused_data:
         raise PolicyError(
             [f"policy: unpacked it has more than {TEXT_BYTES_MAX} bytes, or its end is missing"]
         )

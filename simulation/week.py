@@ -97,10 +97,11 @@ class Idle(NamedTuple):
     def fault(self, shards: int, lanes: int) -> str:
         """What looks like a busy loop; "": nothing.
 
-        A shard writes a snapshot an hour, a lane repeats its position every six; the clock stops
-        where somebody looks, and nobody asks to be woken up beside that.
+        A shard writes a snapshot an hour; a lane repeats its position and its slots every six,
+        which the shard takes in, and moves its own position before the next snapshot. The clock
+        stops where somebody looks, and nobody asks to be woken up beside that.
         """
-        commits_max = self.hours * shards + self.hours * lanes // 6 + 2 * (shards + lanes)
+        commits_max = self.hours * shards + 3 * (self.hours * lanes // 6) + 2 * (shards + lanes)
         if self.calls[Call.COMMIT] > commits_max:
             return f"{self.calls[Call.COMMIT]} commits in {self.hours} h, {commits_max} are due"
         steps_max = self.hours * HOUR_MS // LOOK_MS

@@ -338,12 +338,10 @@ class Lane:
         assert self._transaction is not None, "SERVE follows TAKE"
         now_ms = self._clock.now_ms()
         done = self._hands.first_done(TRANSACTION_BYTES_MAX)
-        ready = Ready(
-            self._unsaid,
-            list(done.values()),
-            list(self._handed_back.values()),
-            list(self._dead.values()),
-        )
+        if self._unsaid is None and self._is_stale() and not self._is_stopping:
+            self._unsaid = self._hands.slots.total  # a scheduler may come after retention
+        returned, dead = list(self._handed_back.values()), list(self._dead.values())
+        ready = Ready(self._unsaid, list(done.values()), returned, dead)
         progress = progress_of(self._upto, self._hands.offsets - done.keys())
         try:
             self._transaction.write(self._producer, ready, progress, now_ms)

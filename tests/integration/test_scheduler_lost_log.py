@@ -14,6 +14,7 @@ import pytest
 
 from scheduler.recovery import RecoveryError
 from scheduler.shard import FRONTIER_MS, Shard
+from schemas import unended
 from schemas.topics import Topics
 from tests.support.lanes import ManualClock
 from tests.support.processes import DEADLINE_S, Processes
@@ -149,9 +150,10 @@ def test_recreated_requests_stop_a_running_shard_and_end_a_process_as_halted(
 
 
 def test_a_shard_is_not_continued_while_a_transaction_in_its_decisions_has_no_end(
-    deployment: Deployment,
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As brokers leave it that forget an end; ended by whatever means, the shard goes on."""
+    monkeypatch.setattr(unended, "LOOK_S", 0.0)
     decisions = (deployment.topics.decisions, 0)
     with closing(deployment.log.reader()) as reader:
         start = reader.bounds(decisions).end
