@@ -225,7 +225,7 @@ class Scheduler:
             nonlocal not_before_ms
             begun_ms = self._clock.now_ms()
             if begun_ms < not_before_ms:
-                return True
+                return False  # also when the clock was set back: nothing may wait for it here
             busy = False
             for other in others:
                 shard = self.shards.get(other)
