@@ -9,8 +9,9 @@ successor, say). The broker is killed and started again as well, a few times, ev
 The broker runs with the first compiler only: in a run of minutes on two cores the full one
 would compile most of the time, and its compiling would be what is measured.
 
-Counted at the end on the log, read committed: `lost` are 202s without a result, `doubled`
-those with two, `stuck` those left when none has ended for 60 s after the last kill, and
+Counted at the end on the log, read committed, when all have ended or none has for 60 s after the
+last kill: `doubled` are 202s with two results, `stuck` those without one that the scheduler still
+knows of, `lost` those without one that it does not, and
 `redispatched_without_cause` dispatches beyond the first that no hand-back explains.
 `recovery` is from SIGKILL of the scheduler to the first batch decided after it and read by
 a committed reader, process start included.
@@ -31,9 +32,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
+from benchmarks.recovery import Silence
 from fairlane import keys
 from fairlane.demo_http import Connection
 from fairlane.run import EXIT_HALTED
+from scheduler.recovery import recover
 from schemas.codec import decode_header, decode_value
 from schemas.log import Log
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
@@ -227,20 +231,22 @@ def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[
             waiting = list(flow.refused.values())
             print(f"{len(flow.accepted)} accepted, not yet: {waiting[:1]}", file=sys.stderr)
         ended, waited_s = wait_for_ends(deployment, flow, killed[-1][1])
+        watch.close()
+        missing = {request for request in flow.accepted if request not in ended}
+        live: set[str] = set()
+        if missing:
+            tell_notes(deployment)
+            live = set(recover(deployment.log, deployment.topics, 0, Silence()).state.ids)
         halted = [name for name in deployment.ended if name.endswith(f": {EXIT_HALTED}")]
         halted += [name for name in PROCESSES if "lane_broken" in deployment.notes(name)]
         if halted:
             raise RuntimeError(f"gave up, and must not: {halted}")
-        watch.close()
-        if any(request not in ended for request in flow.accepted):
-            tell_notes(deployment)
         dispatched, returned = dispatches(deployment)
     recoveries = [
         seconds
         for name, at_s in killed
         if name == "scheduler-0" and (seconds := watch.first_after(at_s)) is not None
     ]
-    missing = sum(1 for request in flow.accepted if request not in ended)
     return {
         "kills": sum(1 for name, _ in killed if name != BROKER),
         "kills_by_process": dict(Counter(name for name, _ in killed)),
@@ -249,9 +255,9 @@ def run(kills: int, restarts: int, requests: int, pace: int, seed: int) -> dict[
         "pace_per_s": pace,
         "client_retries": flow.retries,
         "ended_by_themselves": dict(deployment.ended),
-        "lost": missing,
+        "lost": len(missing - live),
         "doubled": sum(1 for count in ended.values() if count > 1),
-        "stuck": missing,
+        "stuck": len(missing & live),
         "redispatched_without_cause": sum(
             max(0, count - 1 - returned[request]) for request, count in dispatched.items()
         ),
@@ -329,12 +335,7 @@ def main() -> None:
     figures = run(
         arguments.kills, arguments.restarts, arguments.requests, arguments.pace, arguments.seed
     )
-    figures["quick"] = arguments.quick
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:32} {value}")
+    tell(figures, quick=arguments.quick, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from tokenizers import Tokenizer
 from benchmarks.chaos import read_all
 from benchmarks.corpus import Text, texts
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from fairlane import keys
 from fairlane.client import AsyncClient
 from fairlane.client_values import ClientError
@@ -368,12 +369,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="300 texts, 5 s idle")
     arguments = parser.parse_args()
     figures = run(300, 5) if arguments.quick else run(5_000, IDLE_S)
-    figures["quick"] = arguments.quick
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:40} {value}")
+    tell(figures, quick=arguments.quick, as_json=arguments.json)
     sys.exit(0 if is_right(figures) else 1)
 
 

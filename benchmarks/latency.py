@@ -18,7 +18,6 @@ idle scheduler takes of a core. `late_ms` is how late the appending process was 
 """
 
 import argparse
-import json
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -29,6 +28,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import scheduler.core.cycle
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from benchmarks.stream import (
     BATCH,
     CONSUMER,
@@ -198,12 +198,7 @@ def main() -> None:
     if arguments.quick:
         times = Times(3.0, 1.0, 2.0, 3, 3.0)
     figures = run(times)
-    figures["quick"] = arguments.quick
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:32} {value}")
+    tell(figures, quick=arguments.quick, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ them, `first_s` until any is.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -36,6 +35,7 @@ from confluent_kafka import Producer
 
 import scheduler.core.cycle
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from benchmarks.latency import percentiles
 from benchmarks.stream import (
     ENDPOINT,
@@ -358,12 +358,7 @@ def main() -> None:
     if given.quick:
         sizes = Sizes(20_000, 2, 5.0, 100_000, 80_000, 8)
     figures = run(sizes)
-    figures["quick"] = given.quick
-    if given.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:32} {value}")
+    tell(figures, quick=given.quick, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import scheduler.core.cycle
 from benchmarks.chaos import read_all
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from benchmarks.stream import (
     BATCH,
     CONSUMER,
@@ -248,12 +249,7 @@ def main() -> None:
     if arguments.quick:
         sizes = Sizes(80_000, 3, 50_000, (10_000,))
     figures = run(sizes)
-    figures["quick"] = arguments.quick
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:32} {value}")
+    tell(figures, quick=arguments.quick, as_json=arguments.json)
 
 
 if __name__ == "__main__":

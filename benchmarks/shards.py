@@ -11,12 +11,12 @@ one pool's tenant of weight 4 is about to run dry). `requests_per_s` is what bot
 `weight_error` is the worst pool's deviation from 4:1, of true costs, while both tenants have
 backlog, `longest_pause_s` the longest gap between two committed batches of a pool while all do.
 
-
 `churn`: schedulers join, leave (SIGTERM) and are killed (SIGKILL; every other one is started
 again at once, the others stay away until their session expires), up to four at a time, one
 of them a standby. Every pool has backlog all the time; a batch takes up to four seconds.
-Counted at the end on the log, read committed: `lost` were never finished, `doubled` were twice,
-`stuck` had not ended 60 s after the last event, `redispatched_without_cause` are dispatches
+Counted at the end on the log, read committed: `doubled` were dispatched for good
+twice, `stuck` stand in a scheduler's state 60 s after the last event, `lost` nowhere, and
+`redispatched_without_cause` are dispatches
 beyond the first that no hand-back explains. `pauses_s` are the longest gaps by what happened in
 them.
 
@@ -24,7 +24,6 @@ them.
 """
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -36,6 +35,7 @@ import httpx
 
 from benchmarks.chaos import STUCK_S, dispatches, read_all
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from benchmarks.shards_load import (
     BEGIN,
     FIGURES,
@@ -329,13 +329,15 @@ def judged(fleet: Fleet) -> dict[str, int]:
     by_scheduler = ended.total()
     ended.update(dispatched)
     ended.subtract(returned)
-    missing = sum(ended[request_id(number)] <= 0 for number in range(appended))
-    live = sum(len(recover(log, topics, n, Silence()).state.ids) for n in range(SHARDS))
+    missing = {one for one in map(request_id, range(appended)) if ended[one] <= 0}
+    live: set[str] = set()
+    for shard in range(SHARDS):
+        live.update(recover(log, topics, shard, Silence()).state.ids)
     return {
         "requests": appended,
-        "lost": missing,
+        "lost": len(missing - live),
         "doubled": sum(number > 1 for number in ended.values()),
-        "stuck": max(missing, live),
+        "stuck": len(live),
         "redispatched_without_cause": sum(
             max(0, number - 1 - returned[request]) for request, number in dispatched.items()
         ),
@@ -372,12 +374,7 @@ def main() -> None:
     if arguments.quick:
         arguments.requests, arguments.churn_s = 10_000, 20.0
     figures = run(arguments.requests, arguments.churn_s, arguments.seed)
-    figures["quick"] = arguments.quick
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:12} {value}")
+    tell(figures, quick=arguments.quick, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ import httpx
 
 from adapters.clock import SystemClock
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from fairlane import keys
 from fairlane.client import AsyncClient
 from fairlane.client_values import RefusedError, Submission
@@ -290,12 +291,7 @@ def main() -> None:
         figures = measure_added(port, 300 if given.quick else 2_000)
     with server() as port:
         figures |= measure_ends(port, 1_000 if given.quick else given.requests)
-    figures["quick"] = given.quick
-    if given.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:28} {value}")
+    tell(figures, quick=given.quick, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from typing import Any
 from accounting.names import group
 from benchmarks.chaos import POLICY, PROCESSES, TENANTS, Flow, read_all, wait_for_ends
 from benchmarks.deployment import Deployment
+from benchmarks.figures import tell
 from fairlane import keys
 from schemas.codec import decode_header, encode
 from schemas.records import VERSION, End, Finished, Outcome, Result, Usage
@@ -270,12 +271,7 @@ def main() -> None:
     figures = run(
         arguments.kills, arguments.requests, arguments.pace, arguments.seed, heap, accountings
     )
-    figures["quick"] = arguments.quick
-    if arguments.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:32} {value}")
+    tell(figures, quick=arguments.quick, as_json=arguments.json)
 
 
 if __name__ == "__main__":
