@@ -41,14 +41,13 @@ from schemas.topics import Topics
 #: Requests taken in or picked that make a cycle full: below, a thread costs more than it gives,
 #: and who is not in a hurry for the next cycle had better know the end of this one.
 FULL = 1_500
-#: Bytes of decisions after which a snapshot is written if it takes less than one part in the
-#: first of `SNAPSHOT_SHARES` of the time since the last one: who comes meanwhile waits for it,
-#: and is far from one in a hundred.
-SNAPSHOT_BYTES = 250_000
-SNAPSHOT_SHARES = 200, 100
-#: ... and after which, or that part of the last one, the second share is enough: it bounds what
+#: Bytes of decisions after which a snapshot is written if it takes less than one part in so many
+#: of the time since the last one: who comes meanwhile waits for it, and is far from one in a
+#: hundred.
+SNAPSHOT_BYTES, SNAPSHOT_SHARE = 250_000, 200
+#: ... and after which, or that part of the last one, this share is enough: it bounds what
 #: recovery applies again. Most of a large one are ids that ended, and stand there time and again.
-SNAPSHOT_BYTES_MAX, SNAPSHOT_PART = 1_500_000, 8
+SNAPSHOT_BYTES_MAX, SNAPSHOT_PART, SNAPSHOT_SHARE_MAX = 1_500_000, 8, 100
 #: ... and the longest time between two, also when idle.
 SNAPSHOT_MS = 3_600_000
 #: Bytes of one snapshot record.
@@ -317,7 +316,7 @@ class Shard:
         """What is due beside cycles; what is written then follows from known commits only."""
         since_ms = now_ms - self._snapshot_ms
         large = max(SNAPSHOT_BYTES_MAX, self._snapshot_bytes // SNAPSHOT_PART)
-        share = SNAPSHOT_SHARES[self._bytes_since >= large]
+        share = SNAPSHOT_SHARE_MAX if self._bytes_since >= large else SNAPSHOT_SHARE
         is_due = self._bytes_since >= SNAPSHOT_BYTES and since_ms >= share * self._snapshot_took_ms
         if self.state.seq and (is_due or since_ms >= SNAPSHOT_MS):
             self.write_snapshot()

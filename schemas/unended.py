@@ -32,7 +32,7 @@ def unended(log: Log, partition: Partition) -> str | None:
     first = -1
     with closing(log.reader()) as committed, closing(log.reader(committed_only=False)) as every:
         for _ in range(LOOKS):
-            # In this order: what is appended between the two questions is no sign.
+            # In this order: what is appended between the two questions needs no second look.
             end = every.bounds(partition).end
             start = committed.bounds(partition).end
             if start >= end or start > first >= 0:

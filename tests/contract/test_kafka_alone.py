@@ -102,3 +102,23 @@ def test_a_membership_on_an_unknown_topic_says_so(harness: Harness) -> None:
     member = harness.membership(harness.fresh("group"), topic)
     with pytest.raises(LogError, match="ensure_topics"):
         until(lambda: member.poll(POLL_S) is not None, "the failure is raised")
+
+
+def test_other_work_is_asked_again_after_it_had_nothing_to_do(harness: Harness) -> None:
+    """Brokers take half a second to end a predecessor's transaction; something may come."""
+    topic, name = harness.topic(), harness.fresh("id")
+    predecessor = harness.transactional(name)
+    predecessor.begin()
+    predecessor.send(topic, 0, b"open")
+    asked: list[bool] = []
+
+    def nothing() -> bool:
+        asked.append(False)
+        return False
+
+    everything = harness.reader(committed_only=False)
+    until(lambda: everything.bounds((topic, 0)).end == 1, "the open record is written")
+    heir = harness.log.transactional(name)
+    heir.init(nothing)
+    heir.close()
+    assert len(asked) > 1

@@ -132,12 +132,7 @@ def test_recreated_requests_stop_a_running_shard_and_end_a_process_as_halted(
     expected = requests_recreated(deployment)
     assert "position 3 is outside of the log, which holds 0..0" in stopped(deployment, shard)
     shard.close()
-    env = {
-        "FAIRLANE_KAFKA": deployment.bootstrap,
-        "FAIRLANE_PREFIX": deployment.topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    processes = Processes(tmp_path, env)
+    processes = Processes(tmp_path, deployment.env)
     try:
         scheduler = processes.start("scheduler", "--instance", "one")
         assert scheduler.process.wait(DEADLINE_S) == HALTED, scheduler.text()

@@ -23,12 +23,7 @@ def deployment(kafka_bootstrap: str) -> Iterator[Deployment]:
 
 @pytest.fixture
 def processes(deployment: Deployment, tmp_path: Path) -> Iterator[Processes]:
-    env = {
-        "FAIRLANE_KAFKA": deployment.bootstrap,
-        "FAIRLANE_PREFIX": deployment.topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    found = Processes(tmp_path, env)
+    found = Processes(tmp_path, deployment.env)
     yield found
     found.close()
 

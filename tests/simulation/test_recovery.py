@@ -176,6 +176,35 @@ def test_a_failure_before_the_init_is_no_verdict(monkeypatch: pytest.MonkeyPatch
     assert dump(found.state) == dump(live.state)
 
 
+# --- how often a snapshot is written
+
+
+@pytest.mark.parametrize(
+    ("decided", "since_s", "is_due"),
+    [
+        (shard.SNAPSHOT_BYTES - 1, 1_000, False),
+        (shard.SNAPSHOT_BYTES, 199, False),
+        (shard.SNAPSHOT_BYTES, 200, True),
+        (shard.SNAPSHOT_BYTES_MAX, 99, False),
+        (shard.SNAPSHOT_BYTES_MAX, 100, True),
+        (0, 3_600, True),
+    ],
+)
+def test_a_snapshot_is_written_by_what_it_costs_and_spares(
+    decided: int, since_s: int, *, is_due: bool
+) -> None:
+    """The last one took a second."""
+    fleet, _ = fleet_of()
+    arrive(fleet, 3)
+    settled(fleet)
+    owner = only_shard(fleet)
+    owner.write_snapshot()
+    before = owner.snapshot_offset
+    owner._snapshot_took_ms, owner._bytes_since = 1_000, decided
+    owner._housekeeping(owner._snapshot_ms + since_s * 1_000)
+    assert (owner.snapshot_offset > before) is is_due
+
+
 # --- standbys
 
 

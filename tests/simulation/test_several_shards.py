@@ -7,6 +7,8 @@ from functools import partial
 import msgspec
 import pytest
 
+from scheduler.fold import Fold
+from scheduler.recovery import take_over
 from scheduler.shard import Shard
 from schemas.policy import Policy, Topology
 from simulation.door import Arrival
@@ -98,6 +100,50 @@ def test_while_a_shard_is_taken_over_the_others_go_on(monkeypatch: pytest.Monkey
     assert decided == [1]
     monkeypatch.undo()
     assert run(fleet, judge) == {"succeeded": 9}
+
+
+def test_other_work_goes_on_while_decisions_are_read_after_the_init() -> None:
+    fleet, judge = fleet_of_two()
+    arrive(fleet, 8, every_ms=10)
+    run(fleet, judge)
+    slices: list[int] = []
+
+    def other_work() -> bool:
+        slices.append(1)
+        return False
+
+    class AtOnce:
+        """Takes the id over without a slice of other work."""
+
+        def init(self, meanwhile: Callable[[], bool] | None = None) -> None:
+            pass
+
+    def fold() -> Fold:
+        return Fold(fleet.log, fleet.topics, 0, fleet.silence)
+
+    found = take_over(fleet.log, AtOnce(), fold(), fold, other_work)  # type: ignore[arg-type]
+    assert found.state.seq > 0
+    assert slices
+
+
+def test_a_last_snapshot_that_fails_keeps_nobody_in_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, judge = fleet_of_two()
+    arrive(fleet, 8, every_ms=10)
+    run(fleet, judge)
+
+    def fail(_: Shard) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(Shard, "conclude", fail)
+    fleet.start_scheduler("scheduler-1")
+    fleet.leave("scheduler-0")
+    for number in range(8, 12):
+        fleet.submit(arrival(number))
+    assert run(fleet, judge) == {"succeeded": 12}
+    assert owned(fleet) == {"scheduler-1": {0, 1}}
+    assert "a shard was left as it was" in {event for event, _ in fleet.silence.warnings}
 
 
 def test_a_shard_with_nothing_to_do_keeps_no_busy_one_waiting(

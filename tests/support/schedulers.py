@@ -104,6 +104,15 @@ class Deployment:
         number = self.topics.request_partition(POOL, TENANT, self.policy)
         return self.topics.requests(TIER), number
 
+    @property
+    def env(self) -> dict[str, str]:
+        """What a process of this deployment is told."""
+        return {
+            "FAIRLANE_KAFKA": self.bootstrap,
+            "FAIRLANE_PREFIX": self.topics.prefix,
+            "FAIRLANE_REPLICATION": "1",
+        }
+
     def close(self) -> None:
         """Free every client."""
         for close in reversed(self._closers):

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from adapters.memory import MemoryReader
 from schemas.codec import encode, header
-from schemas.log import RECORD_BYTES_MAX, Bounds, Partition, TooLargeError
+from schemas.log import RECORD_BYTES_MAX, TooLargeError
 from schemas.records import VERSION, End, Finished, HandedBack, Seen, Usage
 from tests.support.lanes import BUCKETS, POOL, TOPICS, LaneWorld, create_topics, numbers
 from workers.core.progress import OPEN_MAX
@@ -162,29 +161,6 @@ def test_a_lane_is_not_served_while_a_transaction_of_its_holders_has_no_end() ->
     event, facts = world.notes.events[-1]
     assert event == "lane_broken"
     assert f"abort with --topic {names.workers[0]} --partition 0" in str(facts["error"])
-
-
-def test_what_is_appended_outside_of_transactions_is_no_lost_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A word about a start may come between the two questions for an end."""
-    world = LaneWorld()
-    world.holder().settle()
-    names = world.names()
-    real, asked = MemoryReader.bounds, []
-
-    def bounds(reader: MemoryReader, partition: Partition) -> Bounds:
-        found = real(reader, partition)
-        if partition == names.workers:
-            asked.append(found)
-            world.log.producer().send(*names.workers, b"")
-        return found
-
-    monkeypatch.setattr(MemoryReader, "bounds", bounds)
-    second = world.holder()
-    second.settle()
-    assert asked
-    assert second.lane.phase is Phase.SERVE
 
 
 def test_records_that_retention_took_are_passed_over_loudly() -> None:
