@@ -1,7 +1,7 @@
 """The scheduling core, compiled: the same source, two to three times as fast.
 
-mypyc makes extension modules of `scheduler/core` and three files beside it; Python prefers
-them to the files. Nothing needs them: without a compiler the files are what runs, and both
+mypyc makes extension modules of `scheduler/core` and some files beside it; Python prefers them
+to the files. Nothing needs them: without a compiler the files are what runs, and both
 decide the same to the bit (tests/simulation/test_compiled.py).
 
     make compile                        into this tree, for benchmarks; `make pure` undoes it
@@ -22,7 +22,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).parent
 CORE = "scheduler/core"
 #: What is compiled beside the core: the way of a request to it and from it.
-BESIDE = ("scheduler/bodies.py", "scheduler/inputs.py", "scheduler/publish.py")
+BESIDE = (
+    "scheduler/bodies.py",
+    "scheduler/fold.py",
+    "scheduler/inputs.py",
+    "scheduler/publish.py",
+    "scheduler/ranges.py",
+)
 #: Not compiled: an empty file, and records that are read by their annotations.
 AS_IT_IS = {Path(CORE) / "__init__.py", Path(CORE) / "snapshot.py"}
 #: The extension that holds all modules; what stands beside each is a stub that loads it.

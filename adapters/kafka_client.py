@@ -189,7 +189,8 @@ class Settings:
         return {
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            "fetch.queue.backoff.ms": 5,
+            # How long after it was taken the next fetch starts at the latest.
+            "fetch.queue.backoff.ms": 5 if ahead else 1,
             "fetch.wait.max.ms": FETCH_WAIT_MS,
             # 1: the next fetch starts when all was taken, and brings what has come meanwhile; with
             # more, each record that is appended anywhere makes a fetch of its own.

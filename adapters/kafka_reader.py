@@ -130,7 +130,13 @@ class KafkaReader:
                 continue
             position = offset + 1
             value, at = message.value() or b"", message.timestamp()[1]
-            headers = _headers(message.headers())
+            headers: Any = message.headers()
+            if headers is None:
+                headers = ()
+            elif len(headers) == 1 and headers[0][1] is not None:
+                headers = (headers[0],)  # the usual ones without a call of their own
+            else:
+                headers = _headers(headers)
             found.append(new(Record, (topic, number, offset, at, message.key(), value, headers)))
         if number >= 0:
             positions[partition] = position

@@ -163,8 +163,7 @@ class Fold:
         came = self._ranges.poll(wait_s)
         for partition, records in came:
             index = self.state.part_of[partition]
-            offsets = self._live[index]
-            arrivals, bodies = read_requests([r for r in records if r.offset in offsets])
+            arrivals, bodies = read_requests(_among(records, self._live[index]))
             fill(self.state, index, arrivals)
             self._keep(index, arrivals, bodies)
         if self._ranges.is_wanting:
@@ -286,6 +285,18 @@ class Fold:
                 base = pack_key(self.state.part_of[step.topic, step.partition], 0)
                 ended += [base | offset for offset, _ in step.refused]
         return ended
+
+
+def _among(records: list[Record], offsets: BitMap64) -> list[Record]:
+    """Those of a partition's records that stand at the offsets: mostly all of them.
+
+    As many records as offsets are the same ones, or one is lost, and that is told afterwards.
+    """
+    first, last = records[0].offset, records[-1].offset
+    if offsets.range_cardinality(first, last + 1) == len(records):
+        return records
+    wanted = set(offsets & BitMap64(range(first, last + 1)))
+    return [record for record in records if record.offset in wanted]
 
 
 def _offset(arrival: Arrival) -> int:

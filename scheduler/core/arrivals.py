@@ -52,17 +52,22 @@ def find_queue(state: State, part: Part, meta: Request) -> TenantQueue:
 
 def admit(state: State, index: int, arrival: Arrival, queue: TenantQueue) -> None:
     """Take a request in: live, timed, eligible unless no policy knows it yet."""
-    offset, at_ms, _, meta, _, _ = arrival
+    offset = arrival[0]
     live = new_live(index << OFFSET_BITS | offset, arrival, queue)
     state.parts[index].window.put(offset, live)
     state.ids[live.id] = live
-    ring = queue.ring
-    if ring is None:
+    watch(state, live, arrival)
+    if queue.ring is None:
         hold(state, live)
-        state.watch(live)
-        return
-    enqueue(state, live)
-    if meta is None or meta.deadline_ms or not 0 <= at_ms <= AT_MS_MAX:
+    else:
+        enqueue(state, live)
+
+
+def watch(state: State, live: Live, arrival: Arrival) -> None:
+    """Index a request that was just made by the second after which it has expired."""
+    _, at_ms, _, meta, _, _ = arrival
+    ring = live.queue.ring
+    if ring is None or meta is None or meta.deadline_ms or not 0 <= at_ms <= AT_MS_MAX:
         state.watch(live)
     else:
         state.watch_until(live, at_ms + ring.pool.wait_ms_max)

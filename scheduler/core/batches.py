@@ -23,8 +23,9 @@ OVERTAKING = -1
 
 def fill_batches(state: State, cycle: Cycle, pool: PoolState) -> None:
     """Fill batches for a pool's free lanes, as long as one is due."""
+    lane: int | None = None
     while not cycle.is_full and _is_due(state, pool):
-        lane = pool.free_lane()
+        lane = pool.free_lane(lane)
         if lane is None:
             return
         picked = _fill_batch(state, cycle, pool)

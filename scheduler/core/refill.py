@@ -6,7 +6,7 @@ them as they are read, partition by partition, `finish_filling` when all are the
 
 from collections.abc import Iterable
 
-from scheduler.core.arrivals import Arrival, new_live
+from scheduler.core.arrivals import Arrival, new_live, watch
 from scheduler.core.queues import enqueue, hold, launched, set_aside
 from scheduler.core.seats import queue_of, resume, resume_family
 from scheduler.core.state import State
@@ -31,7 +31,7 @@ def fill(state: State, index: int, arrivals: Iterable[Arrival]) -> None:
         live = new_live(key, arrival, queue)
         part.window.put(offset, live)
         state.ids[live.id] = live
-        state.watch(live)
+        watch(state, live, arrival)
         mark = state.marks.pop(key, None) if state.marks else None
         if mark is None:
             enqueue(state, live, seat=False)

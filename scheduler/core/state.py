@@ -43,6 +43,8 @@ CANCELS_MAX = 100_000
 POLICY_WAIT_MS = 10_000
 #: ... and how many do; more are refused at once.
 UNKNOWN_MAX = 10_000
+#: A lane's room differs little from another's below this part of its slots.
+LITTLE_OF_SLOTS = 8
 #: An estimate is at least one token per so many bytes of body.
 FLOOR_BYTES_PER_TOKEN = 16
 
@@ -187,13 +189,22 @@ class PoolState:
             )
         return self.oldest
 
-    def free_lane(self) -> int | None:
-        """The lane with most room for another batch, the first of equals; None: no room."""
+    def free_lane(self, last: int | None = None) -> int | None:
+        """The lane with most room for another batch, the first of equals; None: no room.
+
+        `last` took the batch before this one in the cycle, and takes this one as well if a slot
+        of its is free and others have little more room: a transaction waits for each partition.
+        """
         best, most = None, 0
         for number, lane in enumerate(self.lanes):
             room = lane.slots + self.prefetch - len(lane.flights) if lane.slots else 0
             if room > most:
                 best, most = number, room
+        if last is not None:
+            lane = self.lanes[last]
+            free = lane.slots - len(lane.flights)
+            if free > 0 and most - free - self.prefetch < lane.slots // LITTLE_OF_SLOTS:
+                return last
         return best
 
 

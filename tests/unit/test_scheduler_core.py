@@ -114,6 +114,28 @@ def test_nothing_is_sent_before_a_holder_was_seen_and_beyond_its_slots() -> None
     assert not unseen.take(*[unseen.request("acme") for _ in range(8)]).batches
 
 
+def lanes_of(core: Core, *, batches: int) -> list[int]:
+    """Lanes of so many full batches that are decided in one cycle."""
+    many = core.take(*[core.request("acme") for _ in range(4 * batches)])
+    return [batch.lane for batch in many.batches]
+
+
+def test_batches_of_a_cycle_share_a_lane_while_it_is_about_as_free_as_others() -> None:
+    assert lanes_of(core_of(slots=64), batches=8) == [0] * 8  # an eighth of its slots
+    assert lanes_of(core_of(slots=64), batches=24) == [0] * 8 + [1] * 16
+    assert lanes_of(core_of(slots=4), batches=6) == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_lane_whose_slots_are_taken_gets_nothing_that_another_could_run_at_once() -> None:
+    lanes = lanes_of(core_of(slots=64), batches=130)  # 64 slots and 1 prefetched batch each
+    assert [lanes.count(0), lanes.count(1)] == [65, 65]
+    running = {0: 0, 1: 0}
+    for lane in lanes:
+        running[lane] += 1
+        other = running[1 - lane]
+        assert running[lane] <= 64 or other >= 64, "prefetched beside a free slot"
+
+
 def test_seen_again_sets_capacity_and_frees_nothing() -> None:
     core = core_of()
     core.take(*[core.request("acme") for _ in range(40)])
