@@ -142,7 +142,7 @@ def at_rate(bench: Bench, rate: int, times: Times) -> list[list[float]]:
         windows.append(bench.waits_ms())
     appending.join()
     if not any(windows):
-        raise RuntimeError(f"at {rate}/s nothing came through in {WINDOWS * times.window} s")
+        raise bench.still(f"at {rate}/s nothing came through in {WINDOWS * times.window} s")
     return windows
 
 

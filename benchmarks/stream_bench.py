@@ -51,6 +51,7 @@ class Bench:
         self._spawned: list[Any] = []
         self.appended = 0
         (self._port,) = free_ports(1)
+        self._name = ""  #: of the scheduler's process, once it was started
 
     def __enter__(self) -> Self:
         return self
@@ -124,8 +125,26 @@ class Bench:
             self.check()
             is_dead = self.deployment.processes[self._name].poll() is not None
             if is_dead or time.monotonic() - moved > PATIENCE_S:
-                notes = self.deployment.notes(self._name)[-2_000:]
-                raise RuntimeError(f"{what} stands still at {highest} of {least}: {notes}")
+                raise self.still(f"{what} stands still at {highest} of {least}")
+
+    def still(self, what: str) -> RuntimeError:
+        """What is known when nothing moves: the scheduler's end, its figures, ends, notes."""
+        log, prefix = self.deployment.log, self.topics.prefix
+        reader = log.reader()
+        ends = {
+            topic: [reader.bounds((topic, n)).end for n in range(log.partitions(topic))]
+            for topic in log.topics()
+            if topic.startswith(prefix)
+        }
+        reader.close()
+        told = f"{what}; counts {list(self.counts)}; ends of the log {ends}"
+        if self._name:
+            code = self.deployment.processes[self._name].poll()
+            names = ("scheduler_waiting", "scheduler_picks")
+            figures = {name: self.metric(name) for name in names}
+            notes = self.deployment.notes(self._name)[-2_000:]
+            told += f"; the scheduler's exit code is {code}, its figures {figures}; notes: {notes}"
+        return RuntimeError(told)
 
     def check(self) -> None:
         """Raise if one of the processes has failed."""
