@@ -8,8 +8,8 @@ committed batch at a worker. Its neighbour keeps the pool busy the whole time, i
 on the same broker: in one ("alone") 64 of the neighbour's requests wait, in the other ("beside")
 a million do, all of them before the light tenant's on the same partition of the request topic.
 Pool, rates and what is picked are the same, only the length of the queue differs. The two take
-turns, window by window, and percentiles are over all windows of a side. `busy_*` is what part of the
-pool's slots had a batch.
+turns, window by window, and percentiles are over all windows of a side. `busy_*` is what part of
+the pool's slots had a batch.
 
 `appended` and the rest: the pool has no capacity, and requests come until `--waiting` of them
 are in the log, more than a scheduler may hold (`FAIRLANE_WAITING_MAX`). `waiting_seen` is what
