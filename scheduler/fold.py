@@ -288,14 +288,11 @@ class Fold:
 
 
 def _among(records: list[Record], offsets: BitMap64) -> list[Record]:
-    """Those of a partition's records that stand at the offsets: mostly all of them.
-
-    As many records as offsets are the same ones, or one is lost, and that is told afterwards.
-    """
-    first, last = records[0].offset, records[-1].offset
-    if offsets.range_cardinality(first, last + 1) == len(records):
+    """Those of a partition's records that stand at the offsets: mostly all of them."""
+    first, stop = records[0].offset, records[-1].offset + 1
+    if offsets.range_cardinality(first, stop) == stop - first:
         return records
-    wanted = set(offsets & BitMap64(range(first, last + 1)))
+    wanted = set(offsets & BitMap64(range(first, stop)))
     return [record for record in records if record.offset in wanted]
 
 
