@@ -9,8 +9,8 @@ together, whatever their number.
 Nothing is read here; sizes are those of the metadata.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from scheduler.core.pick.order import KEY_MASK
@@ -44,6 +44,14 @@ class Spans:
                 for partition, pieces in self.pieces.items()
                 if rank < len(pieces)
             }
+
+
+@dataclass(slots=True)
+class Resident:
+    """What is in memory of a queue."""
+
+    orders: list[int] = field(default_factory=list)  #: see `scheduler.core.pick.order`
+    size: int = 0  #: bytes, with `BODY_OVERHEAD`
 
 
 class Pace:
@@ -83,6 +91,35 @@ class Pace:
                     break
                 found[live.key] = live.size
         return found
+
+    def cut(
+        self, queues: Mapping[TenantQueue, Resident], most: int
+    ) -> tuple[list[int], dict[TenantQueue, int]]:
+        """Keys of what goes last, and for each queue that has some of it the first such order.
+
+        The rest has `most` bytes, shared out by pace; who needs less leaves it to the others
+        (water-filling: who would be full first comes first).
+
+        Args:
+            queues: what is in memory.
+            most: bytes that may stay.
+        """
+        paces = {queue: self._counts.get(queue, 0) + 1 for queue in queues}
+        total = sum(paces.values())
+        late: list[int] = []
+        horizons: dict[TenantQueue, int] = {}
+        for queue, resident in sorted(queues.items(), key=lambda q: q[1].size / paces[q[0]]):
+            share = most * paces[queue] // total
+            total -= paces[queue]
+            if resident.size <= share:
+                most -= resident.size
+                continue
+            most -= share
+            orders = sorted(resident.orders)
+            keep = len(orders) * share // resident.size
+            horizons[queue] = orders[keep]
+            late += [order & KEY_MASK for order in orders[keep:]]
+        return late, horizons
 
 
 def in_order(state: State, queue: TenantQueue) -> Iterator[Live]:

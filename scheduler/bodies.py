@@ -3,10 +3,12 @@
 A pick never depends on what is here: the core decides by metadata, then `take` hands out the
 bodies that the records of the cycle need and reads again those that are not here.
 
-What is kept. A body that comes while there is room stays; when the budget is used up, what
-came last is dropped, because it goes last, unless its queue is short. What is read again is
-read in large pieces: along with the bodies that are missing comes what all queues need next
-(`scheduler.ahead`), and what else waits in the same pieces of the log while there is room.
+What is kept. A body that comes while there is room stays. When the budget is used up, every
+queue keeps what it sends first, as much as its pace asks for, and has a horizon: what comes
+behind it goes late and is dropped as soon as room is short, what comes before it stays. What
+is read again is read in large pieces: along with the bodies that are missing comes what all
+queues need next (`scheduler.ahead`), and what else waits in the same pieces of the log while
+there is room.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -14,9 +16,9 @@ from contextlib import closing
 from operator import itemgetter
 from typing import NamedTuple
 
-from scheduler.ahead import BODY_OVERHEAD, Pace, Pass, Spans, spans_of
+from scheduler.ahead import BODY_OVERHEAD, Pace, Pass, Resident, Spans, spans_of
 from scheduler.core.state import State
-from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status
+from scheduler.core.tenants import OFFSET_BITS, OFFSET_MASK, Live, Status, TenantQueue
 from scheduler.inputs import Body, read_request
 from scheduler.ports import Meter
 from schemas.codec import passed_through
@@ -34,8 +36,9 @@ MERGE_BYTES = 4_000_000
 SCATTERED = 4
 #: A queue up to so long is picked soon: what comes for it is not dropped at once.
 SHORT = 64
-#: ... and most that are spared so when something has to go.
-SPARED_MAX = 20_000
+#: When something has to go, so many parts of the budget become free: what all queues hold is
+#: looked through for it, about a microsecond each.
+FREED = 8
 #: Records of one poll, how long it waits, and how many in a row may stay empty.
 POLL_RECORDS = 10_000
 POLL_S = 0.1
@@ -78,46 +81,38 @@ class Bodies:
         self.read_bytes = 0  #: ... and what was read for them, neighbours included
         self._told = (0, 0, 0)
         self._state: State | None = None
-        #: as they came, the newest last; it goes first
         self._kept: dict[int, Body] = {}
-        #: read ahead, the oldest first; it goes first: what stays is not picked
-        self._ahead: dict[int, Body] = {}
         self._pace = Pace()
         self._is_tight = False  #: whether bodies of live requests are missing
+        #: while it is: by queue, the order from which on bodies that come go late; none: none do
+        self._horizons: dict[TenantQueue, int] = {}
+        self._fresh: list[int] = []  #: came since the last look at what goes late
 
     def __len__(self) -> int:
         """How many are in memory."""
-        return len(self._kept) + len(self._ahead)
+        return len(self._kept)
 
     def __contains__(self, key: int) -> bool:
         """Whether a body is in memory."""
-        return key in self._kept or key in self._ahead
+        return key in self._kept
 
     def counted(self) -> int:
         """What `resident_bytes` has to be, counted anew."""
-        return _weight([*self._kept.values(), *self._ahead.values()])
+        return _weight([*self._kept.values()])
 
     def follow(self, state: State) -> None:
-        """Look requests up in this state from now on: `take` needs it for what is not here."""
+        """Look requests up in this state from now on: nothing is dropped before."""
         self._state = state
         self.fit(len(state.ids))
 
     # --- in
 
-    def keep(self, key: int, body: Body) -> None:
-        """Take one in, if there is room."""
-        weight = _weight((body,))
-        if self.resident_bytes + weight > self.budget:
-            self.dropped += 1
-            self._is_tight = True
-        else:
-            self._kept[key] = body
-            self.resident_bytes += weight
-
     def keep_all(self, keys: Sequence[int], bodies: Sequence[Body]) -> None:
         """Take in what was just read, until `fit` is called at least; none may be here yet."""
         self._kept.update(zip(keys, bodies, strict=True))
         self.resident_bytes += _weight(bodies)
+        if self._is_tight:
+            self._fresh += keys
 
     # --- out
 
@@ -137,10 +132,10 @@ class Bodies:
                 return [kept[key] for key in keys]
             except KeyError:
                 self._is_tight = True
-        ahead, state = self._ahead, self._state
+        state = self._state
         if state is not None:
             self._pace.count([live for key in keys if (live := state.find(key))])
-        found = {key: body for key in keys if (body := kept.get(key) or ahead.get(key))}
+        found = {key: body for key in keys if (body := kept.get(key))}
         missing = [key for key in keys if key not in found]
         self.drop_all(keys)
         if missing:
@@ -155,53 +150,65 @@ class Bodies:
         """Forget the bodies of requests that have ended; some may not be here."""
         pop = self._kept.pop
         self.resident_bytes -= _weight([body for key in keys if (body := pop(key, None))])
-        if self._ahead:
-            pop = self._ahead.pop
-            self.resident_bytes -= _weight([body for key in keys if (body := pop(key, None))])
 
     def fit(self, live: int) -> None:
         """Let go of what is above the budget; `live` is how many requests have not ended."""
         if self.resident_bytes > self.budget:
-            self._let_go(self.budget, ())
-        if len(self) >= live:
+            self._drop_late()
+            if self.resident_bytes > self.budget:
+                self._let_go(self.budget, ())
+        if self._is_tight and len(self) >= live:
             self._is_tight = False
+            self._horizons, self._fresh = {}, []
+
+    def _drop_late(self) -> None:
+        """Drop what came behind its queue's horizon, unless the queue is short."""
+        state, horizons = self._state, self._horizons
+        assert state is not None
+        late = [
+            key
+            for key in self._fresh
+            if (live := state.find(key))
+            and live.order >= horizons.get(live.queue, live.order + 1)
+            and live.queue.count > SHORT
+        ]
+        self._fresh = []
+        self._drop_live(late)
 
     def _let_go(self, most: int, needed: Container[int]) -> None:
-        """Drop what goes last, but nothing that is needed soon, until `most` bytes are left.
+        """Drop what goes last, but nothing that is needed, until less than `most` bytes are left.
 
-        That is what was read ahead and not picked in the order in which it came, the oldest
-        first; then what came last, but for queues that are short: they are picked soon.
+        Each queue keeps what it sends first, by its pace; what is behind gets its horizon.
         """
         state = self._state
-        over = self.resident_bytes - most
+        assert state is not None
+        room = most - self.budget // FREED
+        queues: dict[TenantQueue, Resident] = {}
         gone: list[int] = []
-        if needed:
-            for key, body in self._ahead.items():
-                if over <= 0:
-                    break
-                if key not in needed:
-                    gone.append(key)
-                    over -= _weight((body,))
-        spared = 0
-        for key, body in reversed(self._kept.items()):
-            if over <= 0 or spared > SPARED_MAX:
-                break
-            live = state.find(key) if state is not None else None
-            if key in needed or (live is not None and live.queue.count <= SHORT):
-                spared += 1
-            else:
+        for key in self._kept:
+            live = state.find(key)
+            if live is None:
                 gone.append(key)
-                over -= _weight((body,))
-        self.drop_all(gone)
-        self.dropped += len(gone)
-        while self.resident_bytes > most and (self._kept or self._ahead):
-            if self._kept:
-                _, body = self._kept.popitem()
+            elif key in needed:
+                room -= live.size + BODY_OVERHEAD
             else:
-                body = self._ahead.pop(next(iter(self._ahead)))
-            self.resident_bytes -= _weight((body,))
-            self.dropped += 1
+                resident = queues.get(live.queue)
+                if resident is None:
+                    resident = queues[live.queue] = Resident()
+                resident.orders.append(live.order)
+                resident.size += live.size + BODY_OVERHEAD
+        late, self._horizons = self._pace.cut(queues, max(0, room))
+        self._drop_live(gone + late)
+        while self.resident_bytes > most and self._kept:  # headers count as well
+            self._drop_live([next(reversed(self._kept))])
         self._is_tight = True
+        self._fresh = []
+
+    def _drop_live(self, keys: Sequence[int]) -> None:
+        """Drop bodies that will be needed again."""
+        before = len(self._kept)
+        self.drop_all(keys)
+        self.dropped += before - len(self._kept)
 
     # --- again
 
@@ -246,11 +253,7 @@ class Bodies:
         usual = sum(sizes.values()) // len(sizes) if sizes else MERGE_BYTES
         for size in (min(self.budget // 2, AHEAD_BYTES), self.budget - self.budget // 8):
             following = self._pace.following(state, size)
-            planned = {
-                key: weight
-                for key, weight in following.items()
-                if key not in self._kept and key not in self._ahead
-            }
+            planned = {key: weight for key, weight in following.items() if key not in self._kept}
             needed = dict.fromkeys(missing, usual) | sizes | planned
             spans = spans_of(state, needed, min(MERGE_BYTES, size // 8))
             if spans.read_bytes <= SCATTERED * spans.needed_bytes:
@@ -259,7 +262,22 @@ class Bodies:
         room = self.budget - sum(planned.values()) - len(planned) * BODY_OVERHEAD
         if self.resident_bytes > room:
             self._let_go(room, following)
+        self._raise_horizons(state, following)
         return spans, planned
+
+    def _raise_horizons(self, state: State, following: dict[int, int]) -> None:
+        """What comes before the last that was read ahead for its queue goes early."""
+        last: dict[TenantQueue, tuple[int, int]] = {}
+        for key in following:  # of a queue in its order
+            live = state.find(key)
+            if live is not None:
+                _, count = last.get(live.queue, (0, 0))
+                last[live.queue] = live.order, count + 1
+        for queue, (order, count) in last.items():
+            if count < queue.count:
+                self._horizons[queue] = max(self._horizons.get(queue, 0), order)
+            else:
+                self._horizons.pop(queue, None)
 
     def _is_welcome(self, key: int, size: int) -> bool:
         """Whether a neighbour of what is read again is kept: it is live, and there is room.
@@ -275,10 +293,10 @@ class Bodies:
 
     def _put_ahead(self, key: int, body: Body) -> int:
         """Bytes that it takes, 0 when it was there."""
-        if key in self._kept or key in self._ahead:
+        if key in self._kept:
             return 0
         weight = _weight((body,))
-        self._ahead[key] = body
+        self._kept[key] = body
         self.resident_bytes += weight
         return weight
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from pyroaring import BitMap64
 
-from scheduler.ahead import BODY_OVERHEAD
 from scheduler.bodies import Bodies
 from scheduler.core.apply import apply
 from scheduler.core.arrivals import Arrival
@@ -261,17 +260,12 @@ class Fold:
             del bodies[:high]
 
     def _keep(self, index: int, arrivals: Sequence[Arrival], bodies: Sequence[Body]) -> None:
-        """Hand bodies over, all at once as long as there certainly is room for them."""
+        """Hand bodies over, of requests that are in the state."""
         if self.bodies is None:
             return
         base = pack_key(index, 0)
-        keys = [base | arrival.offset for arrival in arrivals]
-        size = sum([arrival.size for arrival in arrivals]) + len(keys) * BODY_OVERHEAD
-        if self.bodies.resident_bytes + size <= self.bodies.budget:
-            self.bodies.keep_all(keys, bodies)
-            return
-        for key, body in zip(keys, bodies, strict=True):
-            self.bodies.keep(key, body)
+        self.bodies.keep_all([base | arrival.offset for arrival in arrivals], bodies)
+        self.bodies.follow(self.state)
 
     def _ended(self, decision: Decision) -> list[int]:
         """Keys of what is not live any more after a decision."""

@@ -69,6 +69,24 @@ def test_one_paused_request_below_many_ended_ones_costs_no_reading() -> None:
     assert log.read[fleet.topics.requests("gold")] <= ranges.POLL_RECORDS
 
 
+def test_what_ended_between_two_that_wait_stays_ended() -> None:
+    """The snapshot names who waits; what is read along with them stays out."""
+    fleet, judge = fleet_of()
+    settled(fleet)
+    fleet.say(Pause(VERSION, "globex", "embed"))
+    fleet.submit(Arrival(0, "globex", "embed", "gold", b"waits", id="first"))
+    arrive(fleet, 20, every_ms=5)
+    last = Arrival(0, "globex", "embed", "gold", b"waits", id="last")
+    fleet.after(100, lambda: fleet.submit(last))
+    while len(judge.results) < 20 or len(only_shard(fleet).state.ids) < 2:
+        fleet.step()
+    assert sorted(only_shard(fleet).state.ids) == ["first", "last"]
+    only_shard(fleet).write_snapshot()
+    found, _ = recovered(fleet)
+    assert sorted(live.id for live in found.state.lives()) == ["first", "last"]
+    assert dump(found.state) == dump(only_shard(fleet).state)
+
+
 @pytest.mark.usefixtures("small_steps")
 def test_recovery_opens_few_clients() -> None:
     fleet, _ = fleet_of()
@@ -115,7 +133,8 @@ def test_recovery_keeps_bodies_within_their_budget(share: float) -> None:
     bodies = Bodies(fleet.log, budget)
     found = recover(fleet.log, fleet.topics, 0, fleet.silence, bodies)
     assert bodies.resident_bytes <= budget
-    assert len(bodies) == min(40, int(40 * share))
+    fitting = min(40, int(40 * share))
+    assert fitting * 3 // 4 <= len(bodies) <= fitting  # some room is made at once
     bodies.follow(found.state)
     keys = [live.key for live in found.state.lives()]
     assert [body.value for body in bodies.take(keys)] == [b"x" * 400] * 40

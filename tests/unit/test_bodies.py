@@ -141,6 +141,31 @@ def test_what_comes_for_a_short_queue_is_not_dropped_for_a_long_one() -> None:
     assert state.ids["h999"].key not in bodies
 
 
+def test_what_goes_first_is_kept_whenever_it_came() -> None:
+    """Far more waits than fits, and what is urgent comes late: nothing is read again for it."""
+    backlog = filled({"a": 1, "b": 1}, 30, count=2_000, priorities=1_000)
+    for round_ in range(30):
+        for number in range(64):
+            name = f"u{round_}.{number}"
+            backlog.submit(name, "ab"[number % 2], b"u" * SIZE, priority=0)
+        backlog.turn()
+        backlog.finish(backlog.receive())
+    bodies = backlog.shard.bodies
+    urgent = sum(one.id.startswith("u") for one in backlog.sent)
+    assert bodies.resident_bytes <= bodies.budget
+    assert (bodies.read_again, urgent > 1_800) == (0, True)
+
+
+def test_a_recovered_shard_holds_what_goes_first() -> None:
+    backlog = filled({"a": 2, "b": 1}, 200, count=3_000, priorities=1_000)
+    bodies = backlog.restarted(Limits(backlog.shard.bodies.budget // 8)).bodies
+    for _ in range(4):
+        backlog.turn()
+        backlog.finish(backlog.receive())
+    assert len(backlog.sent) >= 250
+    assert (bodies.read_again, bodies.dropped > 0) == (0, True)
+
+
 def test_too_many_waiting_pause_the_reading_of_requests_and_nothing_else() -> None:
     backlog = Backlog({"a": 1}, limits=Limits(live_max=100), batch=5)
     backlog.read_all()
