@@ -28,6 +28,8 @@ from schemas.log import Log, LogError, Record, UnavailableError
 HEADER_OVERHEAD = 200
 #: Most that is read ahead at once: about half a second of reading, nothing is picked meanwhile.
 AHEAD_BYTES = 64_000_000
+#: Unless one part in so many of that is missing, nothing is read ahead.
+AHEAD_PART = 8
 #: Two pieces of the log are read as one when no more is between them: a client that begins
 #: anew costs about as much.
 MERGE_BYTES = 4_000_000
@@ -119,7 +121,7 @@ class Bodies:
     def take(self, keys: Sequence[int]) -> list[Body]:
         """Bodies of requests that a cycle's records need, in the order of the keys.
 
-        They stay, for the case that they are handed back, unless others are missing.
+        They stay, for the case that they are handed back, but not all when room is short.
 
         Raises:
             LostBodiesError: the log does not hold one any more.
@@ -137,7 +139,6 @@ class Bodies:
             self._pace.count([live for key in keys if (live := state.find(key))])
         found = {key: body for key in keys if (body := kept.get(key))}
         missing = [key for key in keys if key not in found]
-        self.drop_all(keys)
         if missing:
             found.update(self._read_again(missing))
         return [found[key] for key in keys]
@@ -182,21 +183,30 @@ class Bodies:
         """
         state = self._state
         assert state is not None
-        room = most - self.budget // FREED
+        freed = self.budget // FREED
+        room = most - freed
         queues: dict[TenantQueue, Resident] = {}
         gone: list[int] = []
+        away: list[int] = []  # with workers: needed again only if they are handed back
         for key in self._kept:
             live = state.find(key)
             if live is None:
                 gone.append(key)
             elif key in needed:
                 room -= live.size + BODY_OVERHEAD
+            elif live.status not in (Status.WAITING, Status.HELD):
+                away.append(key)
+                freed -= live.size + BODY_OVERHEAD
             else:
                 resident = queues.get(live.queue)
                 if resident is None:
                     resident = queues[live.queue] = Resident()
                 resident.orders.append(live.order)
                 resident.size += live.size + BODY_OVERHEAD
+        if freed < 0:
+            gone += away
+        else:
+            room -= self.budget // FREED - freed
         late, self._horizons = self._pace.cut(queues, max(0, room))
         self._drop_live(gone + late)
         while self.resident_bytes > most and self._kept:  # headers count as well
@@ -246,12 +256,14 @@ class Bodies:
     def _plan(self, state: State, missing: list[int]) -> tuple[Spans, dict[int, int]]:
         """Pieces to read, and what of it is read ahead: key and size; there is room for it.
 
-        When that is scattered over the log, as much as there is room for is read ahead: the
-        whole log is read each time, about as often as the budget has to be filled anew.
+        Nothing is when most of what comes next is here: then no queue has run out. When it is
+        scattered over the log, as much as there is room for is read ahead: the whole log is read
+        each time, about as often as the budget has to be filled anew.
         """
         sizes = {key: live.size for key in missing if (live := state.find(key))}
         usual = sum(sizes.values()) // len(sizes) if sizes else MERGE_BYTES
-        for size in (min(self.budget // 2, AHEAD_BYTES), self.budget - self.budget // 8):
+        soon = min(self.budget // 2, AHEAD_BYTES)
+        for size in (soon, self.budget - self.budget // 8):
             following = self._pace.following(state, size)
             planned = {key: weight for key, weight in following.items() if key not in self._kept}
             needed = dict.fromkeys(missing, usual) | sizes | planned
