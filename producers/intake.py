@@ -26,7 +26,7 @@ from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
 from schemas.front import Acceptance, Charge, Entry, RequestName, StoreDownError
-from schemas.log import Headers, LogError, TooLargeError, UnavailableError
+from schemas.log import Headers, LogError, Partition, TooLargeError, UnavailableError
 from schemas.policy import Policy
 from schemas.reasons import Reason
 from schemas.topics import Topics
@@ -53,11 +53,14 @@ class Asked(NamedTuple):
     digest: str
     trace: bytes | None
     is_named: bool
+    #: Of a request that came by inbox: its place there, and what its record said besides.
+    headers: Headers = ()
 
     @property
     def passed_through(self) -> Headers:
         """Headers of the caller that go into the log."""
-        return [("traceparent", self.trace)] if self.trace else ()
+        trace = [("traceparent", self.trace)] if self.trace else []
+        return [*trace, *self.headers]
 
 
 Answer = Accepted | Problem
@@ -85,9 +88,23 @@ class Intake:
 
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
+        return await self.admit(asked) or await self.publish(asked)
+
+    async def admit(self, asked: Asked) -> Answer | None:
+        """Every step before the publish; None: it may be published."""
         answer = await self._known(asked) if asked.is_named else None
-        answer = answer or await self._charge(asked)
-        return answer or await self._publish(asked)
+        return answer or await self._charge(asked)
+
+    async def publish(self, asked: Asked) -> Answer:
+        """The last steps of what was admitted; called in order, it stands in the log in order."""
+        return await self._publish(asked)
+
+    def place(self, asked: Asked) -> Partition:
+        """The request partition that it goes to."""
+        submission = asked.submission
+        pool, tenant = submission.endpoint.pool, submission.request.tenant
+        number = self._topics.request_partition(pool, tenant, asked.policy)
+        return self._topics.requests(submission.tier), number
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
         """Take many in, step by step; each has its own answer, or its own error."""
