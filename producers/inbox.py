@@ -148,8 +148,8 @@ class Inboxes:
             for number in change.lost:
                 if desk := self._desks.pop(number, None):
                     desk.close()
-            for number in change.gained:
-                self._desks.setdefault(number, Desk(self._desk_parts, number))
+            for number in set(change.gained) - self._desks.keys():
+                self._desks[number] = Desk(self._desk_parts, number)
         return True
 
     def _leave(self) -> None:

@@ -25,7 +25,7 @@ from producers.directory import View
 from producers.inbox_backlog import Backlog
 from producers.inbox_copying import Copies
 from producers.inbox_judging import Fate, judge
-from producers.inbox_reading import Mail, read_mail
+from producers.inbox_reading import Mail, overtaken, read_mail
 from producers.inbox_takeover import Standing, find_sources, group, look_back
 from producers.intake import Asked, Intake
 from producers.ports import Clock, Offload
@@ -141,7 +141,7 @@ class Desk:
         await parts.offload(lambda: self._read(standing, timeout_s))
         answers = self._copies.take()
         work = _Work([], {}, answers)
-        done = len(answers)
+        done = copied = len(answers)
         for part, fates in await self._judge(standing, view):
             count = self._sort(standing, fates, work)
             done += count
@@ -149,8 +149,9 @@ class Desk:
                 work.behind[part] = behind
         await self._publish(standing, work, began_ms)
         self._advance(standing, work)
-        parts.count("admitted", len(work.admitted))
-        parts.count("answered", len(answers))
+        parts.count("published", len(work.admitted))
+        parts.count("answered", len(answers) - copied)
+        parts.count("copied", copied)
         if self._is_due(standing, answers, parts.clock.now_ms()):
             await parts.offload(lambda: self._commit(standing, answers))
         return done
@@ -214,11 +215,14 @@ class Desk:
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         shares = self._backlog.shares(now_ms)
 
-        def mail(part: Partition, record: Record) -> Mail | None:
-            if record.offset in standing.seen[part]:
-                return None
-            source = standing.sources[part]
-            return read_mail(record, source, view.tenants[source.tenant], view, now_ms)
+        def mail(part: Partition, record: Record) -> Mail:
+            source, stand = standing.sources[part], standing.seen[part].get(record.offset)
+            read = read_mail(record, source, view.tenants[source.tenant], view, now_ms)
+            if stand or not isinstance(read.asked, Asked):
+                return read._replace(stand=stand)
+            if standing.is_overtaken(part, record.offset, parts.intake.place(read.asked)):
+                return read._replace(asked=overtaken())
+            return read
 
         judged = await asyncio.gather(
             *(

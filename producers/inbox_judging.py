@@ -36,9 +36,9 @@ class Judged(NamedTuple):
 
 
 async def judge(
-    mails: Sequence[Mail | None], inbox: Inbox, intake: Intake, refusals: RefusalLog
+    mails: Sequence[Mail], inbox: Inbox, intake: Intake, refusals: RefusalLog
 ) -> Judged:
-    """Fates of an inbox's oldest records; None among them is in the log already.
+    """Fates of an inbox's oldest records.
 
     Stops at a request that is here already: the second one is looked at once the first one
     is in the log. Raises LogError and StoreDownError.
@@ -58,12 +58,12 @@ async def judge(
 Verdict = Accepted | Problem | BaseException | None
 
 
-async def _together(mails: Sequence[Mail | None], intake: Intake) -> Sequence[Verdict]:
+async def _together(mails: Sequence[Mail], intake: Intake) -> Sequence[Verdict]:
     """Verdicts of all at once."""
     return await asyncio.gather(*(_verdict(mail, intake) for mail in mails), return_exceptions=True)
 
 
-async def _one_by_one(mails: Sequence[Mail | None], intake: Intake) -> list[Verdict]:
+async def _one_by_one(mails: Sequence[Mail], intake: Intake) -> list[Verdict]:
     """Verdicts up to the first that holds: what stands behind it must not take its room."""
     found: list[Verdict] = []
     for mail in mails:
@@ -77,14 +77,17 @@ async def _one_by_one(mails: Sequence[Mail | None], intake: Intake) -> list[Verd
     return found
 
 
-async def _verdict(mail: Mail | None, intake: Intake) -> Verdict:
-    if mail is None or not isinstance(mail.asked, Asked):
+async def _verdict(mail: Mail, intake: Intake) -> Verdict:
+    if not isinstance(mail.asked, Asked):
+        return None
+    if mail.stand is not None:
+        await intake.recall(mail.asked, *mail.stand)
         return None
     return await intake.admit(mail.asked)
 
 
-def _fate(mail: Mail | None, verdict: Verdict, refusals: RefusalLog) -> Fate:
-    if mail is None:
+def _fate(mail: Mail, verdict: Verdict, refusals: RefusalLog) -> Fate:
+    if mail.stand is not None:
         return None
     match mail.asked:
         case Refused(problem, endpoint):
@@ -113,11 +116,10 @@ def _holds(problem: Problem, inbox: Inbox) -> bool:
     return inbox is Inbox.HOLD and TABLE[problem.reason].retry is Retry.LATER
 
 
-def _distinct(mails: Sequence[Mail | None]) -> Iterator[Mail | None]:
+def _distinct(mails: Sequence[Mail]) -> Iterator[Mail]:
     ids = set[str]()
     for mail in mails:
-        if mail is not None:
-            if mail.id in ids:
-                return
-            ids.add(mail.id)
+        if mail.id in ids:
+            return
+        ids.add(mail.id)
         yield mail

@@ -4,12 +4,12 @@ import logging
 from typing import NamedTuple
 
 from producers.core import ids
-from producers.core.answers import Problem, of_faults, own_error
+from producers.core.answers import Problem, of_faults, own_error, unavailable
 from producers.core.inbox import POSITION, Position, envelope, own_id
 from producers.core.inbox_answers import Answer, failed, refused
 from producers.core.submission import Faults, outline, read
 from producers.directory import View
-from producers.inbox_takeover import Source
+from producers.inbox_takeover import Source, Stand
 from producers.ingress import ROUTE
 from producers.intake import Asked
 from schemas.front import RequestName
@@ -31,6 +31,7 @@ class Mail(NamedTuple):
     """A record of an inbox as it was read.
 
     `id` is that of its request, `headers` travel with it: its position and what it named.
+    `stand` is where the request is in the log already.
     """
 
     record: Record
@@ -39,6 +40,7 @@ class Mail(NamedTuple):
     id: str
     headers: Headers
     asked: Asked | Refused | Exception
+    stand: Stand | None = None
 
     def refusal(self, problem: Problem) -> Answer:
         """The answer that it is not let in."""
@@ -48,6 +50,15 @@ class Mail(NamedTuple):
         """The answer that we failed at it: what stands behind it goes on."""
         log.error("%s: failed, and is refused", self.record.place, exc_info=error)
         return failed(self.tenant, self.id, self.position, self.headers, own_error(error))
+
+
+def overtaken() -> Refused:
+    """Of a record that was turned down, or not published, before somebody else took over."""
+    detail = (
+        "it was turned down before the inbox was taken over, and a later one was let in: it "
+        "would stand behind it; send it again"
+    )
+    return Refused(unavailable(detail), "")
 
 
 def read_mail(record: Record, source: Source, tenant: Tenant, view: View, now_ms: int) -> Mail:

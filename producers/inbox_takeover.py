@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from producers.core import inbox_marks
 from producers.core.inbox import position_of
-from schemas.log import Commit, Headers, Log, Partition, Reader, UnavailableError
+from schemas.log import Commit, Log, Partition, Reader, Record, UnavailableError
 from schemas.topics import Topics
 
 _POLL_RECORDS = 2_000
@@ -40,19 +40,26 @@ class Gap(NamedTuple):
     stop: int
 
 
+class Stand(NamedTuple):
+    """Where a request stands."""
+
+    partition: Partition
+    offset: int
+
+
 @dataclass(slots=True)
 class Standing:
     """Where the inboxes of one bucket stand.
 
     `positions` are the next offsets to be done, of the inboxes and of `results`; `seen` are
-    offsets at or above them whose requests are in the log.
+    offsets at or above them whose requests are in the log, and where these stand.
     """
 
     sources: dict[Partition, Source]
     results: Partition
     positions: dict[Partition, int]
     marks: dict[Partition, int]
-    seen: dict[Partition, set[int]] = field(default_factory=dict)
+    seen: dict[Partition, dict[int, Stand]] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
 
     @property
@@ -63,7 +70,13 @@ class Standing:
     def forget_below(self, partition: Partition, position: int) -> None:
         """What is done is not looked for any more."""
         seen = self.seen[partition]
-        seen.difference_update([offset for offset in seen if offset < position])
+        for offset in [offset for offset in seen if offset < position]:
+            del seen[offset]
+
+    def is_overtaken(self, partition: Partition, offset: int, place: Partition) -> bool:
+        """Whether a later record's request stands in that request partition already."""
+        seen = self.seen[partition]
+        return any(later > offset and stand.partition == place for later, stand in seen.items())
 
     def commits(self, topics: Topics) -> dict[Partition, Commit]:
         """All of it, as it is committed."""
@@ -143,10 +156,10 @@ def _follow_results(
     standing.marks = inbox_marks.decode(commit.metadata, topics)
 
 
-def _seen(the_log: Log, standing: Standing) -> dict[Partition, set[int]]:
-    """Offsets, by inbox, that are published and not committed."""
+def _seen(the_log: Log, standing: Standing) -> dict[Partition, dict[int, Stand]]:
+    """Offsets, by inbox, that are published and not committed, and where they stand first."""
     by_id = {(s.topic_id, part[1]): part for part, s in standing.sources.items()}
-    seen: dict[Partition, set[int]] = {part: set() for part in standing.sources}
+    seen: dict[Partition, dict[int, Stand]] = {part: {} for part in standing.sources}
     scanner = the_log.reader(committed_only=False)
     try:
         starts: dict[Partition, int] = {}
@@ -158,11 +171,12 @@ def _seen(the_log: Log, standing: Standing) -> dict[Partition, set[int]]:
             start = mark if low <= mark <= end else low
             if start < end:
                 starts[part], ends[part] = start, end
-        for headers in _read(scanner, starts, ends):
-            position = position_of(headers)
+        for record in _read(scanner, starts, ends):
+            position = position_of(record.headers)
             inbox = by_id.get((position.topic_id, position.partition)) if position else None
             if position and inbox and position.offset >= standing.positions[inbox]:
-                seen[inbox].add(position.offset)
+                stand = Stand((record.topic, record.partition), record.offset)
+                seen[inbox].setdefault(position.offset, stand)
     finally:
         scanner.close()
     return seen
@@ -170,15 +184,15 @@ def _seen(the_log: Log, standing: Standing) -> dict[Partition, set[int]]:
 
 def _read(
     scanner: Reader, starts: Mapping[Partition, int], ends: Mapping[Partition, int]
-) -> Iterator[Headers]:
-    """Headers of what stands between."""
+) -> Iterator[Record]:
+    """What stands between."""
     if not starts:
         return
     scanner.assign(starts)
     empty = 0
     while not all(scanner.reached(part, end) for part, end in ends.items()):
         records = scanner.poll(_POLL_RECORDS, _POLL_S)
-        yield from (record.headers for record in records)
+        yield from records
         empty = 0 if records else empty + 1
         if empty > _EMPTY_POLLS_MAX:
             raise UnavailableError("requests are not read on, and their end is not reached")

@@ -99,6 +99,10 @@ class Intake:
         """The last steps of what was admitted; called in order, it stands in the log in order."""
         return await self._publish(asked)
 
+    async def recall(self, asked: Asked, place: Partition, offset: int) -> None:
+        """Index a request that was found in the log: who published it may not have done so."""
+        await self._note(asked.name, self._acceptance(asked, place, offset))
+
     def place(self, asked: Asked) -> Partition:
         """The request partition that it goes to."""
         submission = asked.submission
@@ -168,18 +172,14 @@ class Intake:
 
     async def _publish(self, asked: Asked) -> Answer:
         submission, name = asked.submission, asked.name
-        request, endpoint = submission.request, submission.endpoint
-        topic = self._topics.requests(submission.tier)
-        partition = self._topics.request_partition(endpoint.pool, request.tenant, asked.policy)
+        request, place = submission.request, self.place(asked)
 
         def acceptance(offset: int) -> Acceptance:
-            now_ms, tier = self._clock.now_ms(), submission.tier
-            return Acceptance(endpoint.name, tier, topic, partition, offset, now_ms, asked.digest)
+            return self._acceptance(asked, place, offset)
 
         try:
             offset = await self._publisher.publish(
-                topic,
-                partition,
+                *place,
                 submission.body,
                 key=request.tenant.encode(),
                 headers=codec.header(request, asked.passed_through),
@@ -195,6 +195,10 @@ class Intake:
             return in_doubt(name.id, asked.key, str(error))
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
+
+    def _acceptance(self, asked: Asked, place: Partition, offset: int) -> Acceptance:
+        endpoint, tier = asked.submission.endpoint.name, asked.submission.tier
+        return Acceptance(endpoint, tier, *place, offset, self._clock.now_ms(), asked.digest)
 
     async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
         """Index an accepted request, now or when Redis is back: it is accepted anyhow."""
