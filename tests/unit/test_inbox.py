@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from producers.core.inbox_marks import MARKS_MAX, decode, encode
 from producers.core.submission import BODY_BYTES_MAX, outline
 from producers.inbox_takeover import group
 from schemas import codec
-from schemas.log import Headers
-from schemas.policy import Inbox
+from schemas.log import Headers, LogError
+from schemas.policy import Endpoint, Inbox, Pool, Topology
 from schemas.records import Request
-from tests.support.inboxes import POLICY, Post
+from schemas.topics import Topics
+from simulation.process_log import At, Call, Killed, ProcessLog
+from tests.support.inboxes import POLICY, Post, live_until_killed
 from tests.support.oracle_inbox import faults, requests
 
 GOOD = {"endpoint": "chat", "input": "hi"}
@@ -328,6 +331,46 @@ def test_an_inbox_that_is_given_later_is_taken_in_and_one_that_is_taken_away_res
     asyncio.run(life())
     assert faults(post, ("bolt",)) == []
     assert len(post.answers("bolt")) == 2
+
+
+def test_more_request_partitions_than_a_commit_can_mark_are_taken_in_turns() -> None:
+    names = [f"model-{number}" for number in range(2 * MARKS_MAX)]
+    policy = replace(
+        POLICY,
+        topology=Topology(shards=128, spread=2, buckets=1),
+        pools=tuple(Pool(name=name) for name in names),
+        endpoints=tuple(Endpoint(name=name, pool=name) for name in names),
+    )
+    post = Post(policy)
+    for number in range(6 * MARKS_MAX):
+        tier = ("gold", "batch")[number // 7 % 2]
+        post.put("acme", {"endpoint": names[number % len(names)], "input": 1, "tier": tier})
+    live_until_killed(post, ProcessLog(post.log, killer(Call.COMMIT, 6)), 40, "inbox-1")
+    post.play()
+    assert faults(post, ("acme",)) == []
+    assert len({place for place, _, _ in requests(post)["acme"]}) > MARKS_MAX
+
+
+def killer(call: Call, at: int) -> At:
+    """Kills a process at a step of its log, and at each one after it."""
+    left = at
+
+    def step(now: Call) -> None:
+        nonlocal left
+        left -= now is call
+        if left <= 0:
+            raise Killed
+
+    return step
+
+
+def test_marks_of_another_release_are_not_guessed_at() -> None:
+    topics = Topics("post")
+    marks = {("post.requests.gold", 3): 17, ("post.requests.batch", 0): 0}
+    assert decode(encode(marks, topics), topics) == marks
+    for text in ("", "2 gold:0=1", "1 gold", "1 gold:0=x"):
+        with pytest.raises(LogError, match="does not read"):
+            decode(text, topics)
 
 
 def test_what_is_done_is_committed_for_anybody_to_see() -> None:
