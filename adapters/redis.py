@@ -1,15 +1,12 @@
-"""Redis: the limits' counters and the index of requests.
+"""Redis: the client, and the index of requests; the limits are in `adapters.redis_limits`.
 
 What belongs here: keys, commands, time-outs, and gathering concurrent calls into one round
-trip. What does not: which limits there are, or what to do while Redis is down; every
-failure of the client surfaces as `StoreDownError`.
+trip. What does not: what to do while Redis is down; every failure of the client surfaces as
+`StoreDownError`.
 
-Keys, all but the last with the tenant as the hash tag and a TTL:
-    <prefix>:{<tenant>}:limit:<endpoint>         see lua/limiter.lua
-    <prefix>:{<tenant>}:charge:<endpoint>:<id>   see lua/limiter.lua
-    <prefix>:{<tenant>}:request:<id>             hash: `accepted`, `ended` (JSON), `body` (bytes)
-
-    <prefix>:index:generation                    string without TTL: goes with a lost index
+Keys, the first with the tenant as the hash tag and a TTL:
+    <prefix>:{<tenant>}:request:<id>   hash: `accepted`, `ended` (JSON), `body` (bytes)
+    <prefix>:index:generation          string without TTL: goes with a lost index
 
 The two halves of an index entry are separate fields, each written once: whichever of the
 acceptance and the result comes first, neither can overwrite the other (lua/finish.lua).
@@ -28,20 +25,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from schemas.front import (
-    CHARGE_TTL_MS,
     INDEX_TTL_MS,
-    SLOT_MS,
-    SLOTS,
     WAITING_TTL_MS,
     Acceptance,
-    Admission,
-    Charge,
     Ending,
     Entry,
     RequestName,
     StoreDownError,
     Terminal,
-    Verdict,
 )
 
 #: A call that takes longer counts as Redis being down: a caller waits no longer than this.
@@ -50,8 +41,6 @@ TIMEOUT_S = 0.1
 LATE_TURNS = 8
 #: The indexer has nobody waiting on it and writes large bodies: it may take longer.
 WRITE_TIMEOUT_S = 2.0
-#: Charges in one script call: about 1 ms of Redis's time, so that others are not held up.
-CHARGES_MAX = 64
 #: Entries read in one pipeline; bodies are at most 64 kB each.
 LOOKUPS_MAX = 64
 #: Entries written in one pipeline.
@@ -150,49 +139,9 @@ class Gather(Generic[A, R]):
                 future.set_result(answer)
 
 
-class RedisLimits:
-    """Charges against the counters in Redis; safe to call concurrently."""
-
-    def __init__(
-        self,
-        client: "Redis",
-        prefix: str,
-        now_override_ms: str = "",
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        """`now_override_ms` stands in for Redis's clock in tests; leave it empty in service."""
-        self._prefix, self._timeout_s = prefix, timeout_s
-        self.now_override_ms = now_override_ms
-        self._script = client.register_script(_source("limiter"))
-        self._gather = Gather(self._charge_all, CHARGES_MAX)
-
-    async def charge(self, charge: Charge) -> Verdict:
-        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
-        return await self._gather(charge)
-
-    async def _charge_all(self, charges: list[Charge]) -> list[Verdict]:
-        keys: list[str] = []
-        arguments: list[str | int] = [SLOT_MS, SLOTS, CHARGE_TTL_MS, self.now_override_ms]
-        for charge in charges:
-            tag = f"{self._prefix}:{{{charge.tenant}}}"
-            keys += [
-                f"{tag}:limit:{charge.endpoint}",
-                f"{tag}:charge:{charge.endpoint}:{charge.id}",
-            ]
-            arguments += [charge.cost, charge.limit]
-        answers = await _answered(self._script(keys=keys, args=arguments), self._timeout_s)
-        return [
-            _verdict(charge.limit, *answer) for charge, answer in zip(charges, answers, strict=True)
-        ]
-
-
 def _source(name: str) -> str:
     """A script; registered, it loads itself again when the server has forgotten it."""
     return files("adapters").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
-
-
-def _verdict(limit: int, admission: int, used: int, retry_ms: int) -> Verdict:
-    return Verdict(Admission(admission), limit, used, max(0, limit - used), retry_ms)
 
 
 class RedisIndex:

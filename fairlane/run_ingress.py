@@ -13,7 +13,8 @@ from types import FrameType
 import uvicorn
 
 from adapters.clock import SystemClock
-from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.redis import RedisIndex, connect
+from adapters.redis_limits import RedisLimits
 from fairlane.errors import FairlaneError
 from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
 from producers.app import build_app

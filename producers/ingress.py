@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from producers.bodies import Bodies
@@ -39,8 +39,8 @@ from producers.flights import Flights
 from producers.following import Followers
 from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
-from producers.limiting import LimitKeeper, WhenDown
-from producers.ports import Clock, Index, Limits, Offload, RandomBytes
+from producers.limiting import LimitKeeper, Settler, WhenDown
+from producers.ports import Clock, Index, Limits, Meter, NoMeter, Offload, RandomBytes
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -82,6 +82,7 @@ class Parts:
     #: Name of the static member in the index group: it takes over from itself at once.
     instance: str | None = None
     when_down: WhenDown = WhenDown.DEGRADED
+    meter: Meter = field(default_factory=NoMeter)
 
 
 class Caller(NamedTuple):
@@ -107,7 +108,13 @@ class Ingress:
         self._topics, self._clock, self._index = parts.topics, parts.clock, parts.index
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
-        self._keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
+        self._keeper = LimitKeeper(
+            parts.limits,
+            parts.clock,
+            parts.when_down,
+            name=parts.instance or parts.random_bytes(ids.KEY_BYTES).hex(),
+            meter=parts.meter,
+        )
         self._room = WaitRoom(parts.index)
         self._indexer = Indexer(
             parts.log,
@@ -117,6 +124,7 @@ class Ingress:
             parts.offload,
             parts.instance,
             self._room.ended,
+            Settler(parts.limits, lambda: self.directory.view).settle,
         )
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
@@ -327,6 +335,7 @@ class Ingress:
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
         self._refusals.tick()
+        await self._keeper.turn()
         await self._intake.index_late()
         return 1
 

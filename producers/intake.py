@@ -2,8 +2,8 @@
 
 One request takes them by itself; the lines of a bulk call take each step together, in their
 order, so that a step costs one round trip and the log has them in the order of the lines.
-Nothing is refunded after a charge, because a publish that failed in doubt may still be in
-the log.
+A charge is refunded when its publish failed for certain; after one in doubt it is not, because
+the request may be in the log.
 """
 
 import asyncio
@@ -25,9 +25,17 @@ from producers.ports import Clock, Index
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
-from schemas.front import Acceptance, Charge, Entry, RequestName, StoreDownError
+from schemas.front import (
+    Acceptance,
+    Admission,
+    Charge,
+    Entry,
+    LimitState,
+    RequestName,
+    StoreDownError,
+)
 from schemas.log import Headers, LogError, TooLargeError, UnavailableError
-from schemas.policy import Policy
+from schemas.policy import UNLIMITED, Policy
 from schemas.reasons import Reason
 from schemas.topics import Topics
 
@@ -41,6 +49,7 @@ class Accepted(NamedTuple):
     id: str
     key: str
     state: str
+    limits: tuple[LimitState, ...] = ()
 
 
 class Asked(NamedTuple):
@@ -60,7 +69,18 @@ class Asked(NamedTuple):
         return [("traceparent", self.trace)] if self.trace else ()
 
 
+class _Charged(NamedTuple):
+    """What an admitted request was charged; `is_new`: by this very call."""
+
+    charge: Charge
+    limits: tuple[LimitState, ...]
+    is_new: bool
+
+
 Answer = Accepted | Problem
+
+#: Answers to a request that is certainly not in the log.
+_UNPUBLISHED = frozenset({Reason.BODY_TOO_LARGE, Reason.UNAVAILABLE})
 
 
 class Intake:
@@ -82,12 +102,13 @@ class Intake:
         #: to come too late: so while one call's are charged, the others' wait.
         self._turn = asyncio.Lock()
         self.unindexed: dict[RequestName, Acceptance] = {}
+        self._charged: dict[RequestName, _Charged] = {}
 
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
         answer = await self._known(asked) if asked.is_named else None
         answer = answer or await self._charge(asked)
-        return answer or await self._publish(asked)
+        return answer or await self._publish_charged(asked)
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
         """Take many in, step by step; each has its own answer, or its own error."""
@@ -95,7 +116,7 @@ class Intake:
         async with self._turn:
             await _step(self._known, [line for line in lines if line.is_named], answers)
             await _step(self._charge, lines, answers)
-        await _step(self._publish, lines, answers)
+        await _step(self._publish_charged, lines, answers)
         return [answers[line.name] for line in lines]
 
     def another(self, tenant: str) -> Problem:
@@ -133,21 +154,31 @@ class Intake:
         return None
 
     async def _charge(self, asked: Asked) -> Problem | None:
-        submission = asked.submission
-        request, endpoint = submission.request, submission.endpoint
-        limit = asked.policy.limit(submission.tenant, endpoint)
-        if limit is None:
+        charge = _charge_of(asked)
+        if charge is None:
             return None
-        cost = endpoint.weight * request.inputs
-        charge = Charge(request.tenant, request.endpoint, request.id, cost, limit)
         verdict = await self._keeper.charge(charge)
         if verdict is None:
             return unavailable("limits can't be checked: Redis does not answer")
         if verdict.is_admitted:
+            is_new = verdict.admission is Admission.CHARGED
+            self._charged[asked.name] = _Charged(charge, verdict.states, is_new)
             return None
         problem = over_limit(charge, verdict)
-        self._refusals.note(problem, request.tenant, request.endpoint, charge)
+        self._refusals.note(problem, charge.tenant, charge.endpoint, charge)
         return problem
+
+    async def _publish_charged(self, asked: Asked) -> Answer:
+        """Publish; what is certainly not in the log is not paid for."""
+        charged = self._charged.pop(asked.name, None)
+        answer = await self._publish(asked)
+        if charged is None:
+            return answer
+        if isinstance(answer, Accepted):
+            return answer._replace(limits=charged.limits)
+        if charged.is_new and answer.reason in _UNPUBLISHED:
+            await self._keeper.refund(charged.charge)
+        return answer
 
     async def _publish(self, asked: Asked) -> Answer:
         submission, name = asked.submission, asked.name
@@ -190,6 +221,28 @@ class Intake:
     def _remember(self, name: RequestName, acceptance: Acceptance) -> None:
         if len(self.unindexed) < UNINDEXED_MAX:
             self.unindexed[name] = acceptance
+
+
+def _charge_of(asked: Asked) -> Charge | None:
+    """What a request takes from its tenant's limits and its parent's; None: there are none."""
+    submission, policy = asked.submission, asked.policy
+    request, endpoint, tenant = submission.request, submission.endpoint, submission.tenant
+    allowance = policy.allowance(tenant, endpoint)
+    parent = policy.tenant(tenant.parent) if tenant.parent else None
+    above = policy.allowance(parent, endpoint) if parent else UNLIMITED
+    if allowance.is_unlimited and above.is_unlimited:
+        return None
+    return Charge(
+        request.tenant,
+        request.endpoint,
+        request.id,
+        endpoint.weight * request.inputs,
+        endpoint.weight * (request.input_tokens + request.output_tokens_max),
+        allowance,
+        parent.name if parent else "",
+        above,
+        endpoint.weight,
+    )
 
 
 async def _step(

@@ -1,13 +1,13 @@
 """What the ingress needs from outside, besides the log (`schemas.log`).
 
-`fairlane` fills these: `adapters.redis` for `Limits` and `Index`, `adapters.clock` for the
-clock, `secrets.token_bytes` for chance.
+`fairlane` fills these: `adapters.redis_limits` for `Limits`, `adapters.redis` for `Index`,
+`adapters.clock` for the clock, `secrets.token_bytes` for chance.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Verdict
+from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Settlement, Verdict
 
 T = TypeVar("T")
 
@@ -23,10 +23,19 @@ class Clock(Protocol):
 
 
 class Limits(Protocol):
-    """Shared counters of what tenants took."""
+    """Shared counters of what tenants took. Every call raises StoreDownError."""
 
     async def charge(self, charge: Charge) -> Verdict:
-        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
+        """Take the charge or nothing; when it raises, it may have been taken."""
+
+    async def refund(self, charge: Charge) -> bool:
+        """Give a charge back, once; returns whether there was anything to give back."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> int:
+        """Put true tokens in the place of estimates, each once; returns how many were."""
+
+    async def announce(self, name: str) -> int:
+        """Say that an ingress lives; returns how many do."""
 
 
 class Index(Protocol):
@@ -46,6 +55,26 @@ class Index(Protocol):
 
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up in one go, answers in their order."""
+
+
+class Meter(Protocol):
+    """Numbers for people: names and labels come from bounded vocabularies."""
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+
+
+class NoMeter:
+    """Counts nothing: nobody asked for metrics."""
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Do nothing."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Do nothing."""
 
 
 class Offload(Protocol):

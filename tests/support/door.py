@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 from redis.asyncio import Redis
 
-from adapters.redis import EMBEDDED, RedisIndex, RedisLimits, connect
+from adapters.redis import EMBEDDED, RedisIndex, connect
+from adapters.redis_limits import RedisLimits
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
 from producers.ports import Index, Limits
