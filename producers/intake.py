@@ -25,7 +25,7 @@ from producers.ports import Clock, Index
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
-from schemas.front import Acceptance, Charge, Entry, RequestName, StoreDownError
+from schemas.front import Acceptance, Charge, Entry, LimitState, RequestName, StoreDownError
 from schemas.log import Headers, LogError, TooLargeError, UnavailableError
 from schemas.policy import Policy
 from schemas.reasons import Reason
@@ -41,10 +41,14 @@ class Accepted(NamedTuple):
     id: str
     key: str
     state: str
+    limits: tuple[LimitState, ...] = ()
 
 
 class Asked(NamedTuple):
-    """A valid request and what its caller sent besides; `is_named`: with a key of its own."""
+    """A valid request and what its caller sent besides; `is_named`: with a key of its own.
+
+    `call` is the x-request-id under which it is to be found besides its id, "" for none.
+    """
 
     submission: Submission
     policy: Policy
@@ -53,11 +57,17 @@ class Asked(NamedTuple):
     digest: str
     trace: bytes | None
     is_named: bool
+    call: str = ""
 
     @property
     def passed_through(self) -> Headers:
         """Headers of the caller that go into the log."""
-        return [("traceparent", self.trace)] if self.trace else ()
+        headers = [("traceparent", self.trace)] if self.trace else []
+        if self.call:
+            headers.append(("x-request-id", self.call.encode()))
+        if self.submission.affinity_key:
+            headers.append(("affinity-key", self.submission.affinity_key.encode()))
+        return headers
 
 
 Answer = Accepted | Problem
@@ -157,7 +167,8 @@ class Intake:
 
         def acceptance(offset: int) -> Acceptance:
             now_ms, tier = self._clock.now_ms(), submission.tier
-            return Acceptance(endpoint.name, tier, topic, partition, offset, now_ms, asked.digest)
+            place = (topic, partition, offset)
+            return Acceptance(endpoint.name, tier, *place, now_ms, asked.digest, asked.call)
 
         try:
             offset = await self._publisher.publish(

@@ -7,7 +7,16 @@ clock, `secrets.token_bytes` for chance.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Verdict
+from schemas.front import (
+    Acceptance,
+    Charge,
+    Ending,
+    Entry,
+    Listed,
+    RequestName,
+    Verdict,
+    Window,
+)
 
 T = TypeVar("T")
 
@@ -46,6 +55,35 @@ class Index(Protocol):
 
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up in one go, answers in their order."""
+
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same without outputs."""
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first."""
+
+    async def was_listed(self, name: RequestName) -> bool:
+        """Whether a request that has no entry any more had one."""
+
+
+class Meter(Protocol):
+    """Numbers for people: names and labels come from bounded vocabularies."""
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+
+
+class NoMeter:
+    """Counts nothing: nobody asked for metrics."""
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Do nothing."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Do nothing."""
 
 
 class Offload(Protocol):
