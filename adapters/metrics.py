@@ -102,19 +102,20 @@ class PrometheusMeter:
                 metric = self._make(kind, name, labels)
             if not isinstance(metric, kind):
                 raise MetricsError(f"metric {name} is a {type(metric).__name__.lower()}")
-            names = self._label_names[name]
-            if labels.keys() != set(names):
-                raise MetricsError(f"metric {name} has the labels {names}, not {sorted(labels)}")
-            own = tuple(self._own().values())
-            if not names:
-                return metric.labels(*own) if own else metric
-            values = tuple(labels[label] for label in names)
-            seen = self._seen[name]
-            if values not in seen:
-                if len(seen) >= LABEL_SETS_MAX:
-                    values = (OTHER,) * len(names)
-                seen.add(values)
-            return metric.labels(*values, *own)
+            values = self._values(name, labels)
+            return metric.labels(*values) if values else metric
+
+    def _values(self, name: str, labels: dict[str, str]) -> tuple[str, ...]:
+        """Values of a metric's labels, the process's last."""
+        names, seen = self._label_names[name], self._seen[name]
+        if labels.keys() != set(names):
+            raise MetricsError(f"metric {name} has the labels {names}, not {sorted(labels)}")
+        values = tuple(labels[label] for label in names)
+        if values not in seen:
+            if len(seen) >= LABEL_SETS_MAX:
+                values = (OTHER,) * len(names)
+            seen.add(values)
+        return (*values, *self._own().values())
 
     def _make(self, kind: type[M], name: str, labels: dict[str, str]) -> M:
         unknown = labels.keys() - LABELS

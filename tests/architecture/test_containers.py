@@ -21,7 +21,6 @@ import typer
 import yaml
 from jsonschema import Draft7Validator
 from packaging.requirements import Requirement
-from starlette.routing import Route
 
 from fairlane import run, run_accounting, run_ingress, settings
 from fairlane.__main__ import SERVICES
