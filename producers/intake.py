@@ -53,7 +53,10 @@ class Accepted(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A valid request and what its caller sent besides; `is_named`: with a key of its own."""
+    """A valid request and what its caller sent besides; `is_named`: with a key of its own.
+
+    `call` is the x-request-id under which it is to be found besides its id, "" for none.
+    """
 
     submission: Submission
     policy: Policy
@@ -62,11 +65,17 @@ class Asked(NamedTuple):
     digest: str
     trace: bytes | None
     is_named: bool
+    call: str = ""
 
     @property
     def passed_through(self) -> Headers:
         """Headers of the caller that go into the log."""
-        return [("traceparent", self.trace)] if self.trace else ()
+        headers = [("traceparent", self.trace)] if self.trace else []
+        if self.call:
+            headers.append(("x-request-id", self.call.encode()))
+        if self.submission.affinity_key:
+            headers.append(("affinity-key", self.submission.affinity_key.encode()))
+        return headers
 
 
 class _Charged(NamedTuple):
@@ -188,7 +197,8 @@ class Intake:
 
         def acceptance(offset: int) -> Acceptance:
             now_ms, tier = self._clock.now_ms(), submission.tier
-            return Acceptance(endpoint.name, tier, topic, partition, offset, now_ms, asked.digest)
+            place = (topic, partition, offset)
+            return Acceptance(endpoint.name, tier, *place, now_ms, asked.digest, asked.call)
 
         try:
             offset = await self._publisher.publish(

@@ -72,7 +72,10 @@ class LimitKeeper:
             verdict = self._alone(charge)
         for name in verdict.shadowed if verdict else ():
             self._meter.count(
-                "ingress_shadow_refusals", limit=name, tenant=charge.tenant, endpoint=charge.endpoint
+                "ingress_shadow_refusals",
+                limit=name,
+                tenant=charge.tenant,
+                endpoint=charge.endpoint,
             )
         return verdict
 

@@ -7,7 +7,17 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Settlement, Verdict
+from schemas.front import (
+    Acceptance,
+    Charge,
+    Ending,
+    Entry,
+    Listed,
+    RequestName,
+    Settlement,
+    Verdict,
+    Window,
+)
 
 T = TypeVar("T")
 
@@ -55,6 +65,15 @@ class Index(Protocol):
 
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up in one go, answers in their order."""
+
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same without outputs."""
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first."""
+
+    async def was_listed(self, name: RequestName) -> bool:
+        """Whether a request that has no entry any more had one."""
 
 
 class Meter(Protocol):

@@ -29,6 +29,12 @@ WAITING_TTL_MS = RETENTION_MS // 2 + INDEX_TTL_MS
 OPEN_CHARGE_TTL_MS = WAITING_TTL_MS
 #: An ingress that has not said for so long that it lives is not counted among those that do.
 INGRESS_TTL_MS = 10_000
+#: Requests of a tenant that are listed, the newest; an older one is found by its id alone.
+LISTED_MAX = 100_000
+#: And of one x-request-id: as many as a bulk call has lines.
+LISTED_PER_CALL_MAX = 10_000
+#: No time is later than this: 2^53, up to which every reader of JSON is exact.
+MS_MAX = 1 << 53
 #: Outputs up to this size stand in the index; larger ones are read from the log.
 INLINE_BYTES_MAX = 64_000
 
@@ -127,7 +133,10 @@ def _first(verdict: Verdict) -> LimitState:
 
 
 class Acceptance(Struct, frozen=True):
-    """A request is in the log, at this place; `digest` is of its body, "" when unknown."""
+    """A request is in the log, at this place; `digest` is of its body, "" when unknown.
+
+    `call` is the x-request-id that its caller gave, "" when there was none.
+    """
 
     endpoint: str
     tier: str
@@ -136,6 +145,7 @@ class Acceptance(Struct, frozen=True):
     offset: int
     accepted_ms: int
     digest: str = ""
+    call: str = ""
 
 
 class Terminal(Struct, frozen=True):
@@ -170,6 +180,28 @@ class RequestName(NamedTuple):
 
     tenant: str
     id: str
+
+
+class Listed(NamedTuple):
+    """A request's place in its tenant's list, which is ordered by both."""
+
+    accepted_ms: int
+    id: str
+
+
+class Window(NamedTuple):
+    """A piece of a tenant's list, newest first: at most `size` places, behind `after`.
+
+    `call` "" is every call's requests, else only those of this x-request-id. Both bounds of
+    time belong to it.
+    """
+
+    tenant: str
+    size: int
+    after: Listed | None = None
+    since_ms: int = 0
+    until_ms: int = MS_MAX
+    call: str = ""
 
 
 class Ending(NamedTuple):
