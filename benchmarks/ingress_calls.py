@@ -18,7 +18,8 @@ def calls(api_keys: Sequence[str]) -> list[bytes]:
     sent = body()
     return [
         b"POST /v1/requests HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b" % (key.encode(), len(sent), sent)
+        b"Authorization: Bearer %b\r\nContent-Length: %d\r\n\r\n%b"
+        % (key.encode(), len(sent), sent)
         for key in api_keys
     ]
 

@@ -66,6 +66,8 @@ class Load:
         self._rate, self._seconds = rate, seconds
         self._free: deque[Caller] = deque()
         self._due: deque[float] = deque()
+        self._all_free = asyncio.Event()
+        self._connections = 0
         self._stop_s = 0.0
         self.is_over = False
         self.statuses: Counter[int] = Counter()
@@ -81,9 +83,16 @@ class Load:
             caller.send(now_s)
         else:
             self._free.append(caller)
+            if now_s >= self._stop_s:
+                self._look()
+
+    def _look(self) -> None:
+        if len(self._free) == self._connections:
+            self._all_free.set()
 
     async def run(self, port: int, connections: int, to_send: list[bytes]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
+        self._connections = connections
         callers = [Caller(self, to_send[n % len(to_send)]) for n in range(connections)]
         for caller in callers:
             await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", port)  # type: ignore[misc]
@@ -92,15 +101,18 @@ class Load:
         self._free.extend(callers)
         if self._rate:
             await self._pace(started_s)
+            self._stop_s = 0.0
+            self._look()
         else:
             while self._free:
                 self._free.popleft().send(time.perf_counter())
-        while len(self._free) < connections and time.perf_counter() < self._stop_s + LATE_S:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(self._seconds + LATE_S):
+            await self._all_free.wait()
         self.is_over = True
         return self._told(time.perf_counter() - started_s)
 
     async def _pace(self, started_s: float) -> None:
+        """Make every call that is due, the last one when the time is over."""
         made, count = 0, int(self._rate * self._seconds)
         while made < count:
             due = min(count, int((time.perf_counter() - started_s) * self._rate) + 1)

@@ -7,7 +7,16 @@ clock, `secrets.token_bytes` for chance.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Verdict
+from schemas.front import (
+    Acceptance,
+    Charge,
+    Claim,
+    Claimed,
+    Ending,
+    Entry,
+    RequestName,
+    Verdict,
+)
 
 T = TypeVar("T")
 
@@ -46,6 +55,22 @@ class Index(Protocol):
 
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up in one go, answers in their order."""
+
+
+class Claims(Protocol):
+    """Which POSTs with an Idempotency-Key are under way, at any ingress.
+
+    Every call raises StoreDownError.
+    """
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Begin a POST, or learn why not: known, under way elsewhere, another body's key."""
+
+    async def release(self, claim: Claim) -> None:
+        """It ended with nothing in the log: the key is free again, for any body."""
+
+    async def hold(self, claim: Claim) -> None:
+        """It ended in doubt: the key is this body's, and anybody may go on with it at once."""
 
 
 class Offload(Protocol):

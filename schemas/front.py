@@ -24,6 +24,10 @@ CHARGE_TTL_MS = (SLOTS + 1) * SLOT_MS
 INDEX_TTL_MS = 24 * 3_600_000
 #: And that of a waiting request as much longer as one may wait: half the retention.
 WAITING_TTL_MS = RETENTION_MS // 2 + INDEX_TTL_MS
+#: A POST with an Idempotency-Key holds it so long at the most against its copies elsewhere, also
+#: when its ingress is killed. One that takes longer may be overtaken by a copy, which changes
+#: nothing: the scheduler drops the second of an id, and another body is refused anyhow.
+CLAIM_MS = 2_000
 #: Outputs up to this size stand in the index; larger ones are read from the log.
 INLINE_BYTES_MAX = 64_000
 
@@ -115,6 +119,26 @@ class RequestName(NamedTuple):
 
     tenant: str
     id: str
+
+
+class Claim(NamedTuple):
+    """A POST with an Idempotency-Key begins: its request, its body's digest, its ingress."""
+
+    name: RequestName
+    digest: str
+    owner: str
+
+
+class Claimed(NamedTuple):
+    """Answer to a claim; with neither entry nor holder the POST may go on if the digest is its own.
+
+    `entry` is what is known of an earlier one (its body is left out), `digest` the body to which
+    the key belongs ("" when unknown). `is_held`: another ingress is at it right now.
+    """
+
+    entry: Entry | None
+    digest: str
+    is_held: bool
 
 
 class Ending(NamedTuple):
