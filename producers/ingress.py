@@ -37,13 +37,13 @@ from producers.core.submission import (
     read,
 )
 from producers.directory import Directory, View
-from producers.flights import Flights
+from producers.flights import Flights, OneProcess
 from producers.following import Followers
 from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
 from producers.limiting import LimitKeeper, Settler, WhenDown
 from producers.listing import Listing
-from producers.ports import Clock, Index, Limits, Meter, NoMeter, Offload, RandomBytes
+from producers.ports import Claims, Clock, Index, Limits, Meter, NoMeter, Offload, RandomBytes
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -63,6 +63,8 @@ WAIT_S_MAX = 30.0
 POLL_S = 0.1
 #: How often refusal counts and late index entries are looked after.
 TICK_S = 0.25
+#: Random bytes of the name under which an ingress without a name of its own claims keys.
+OWNER_BYTES = 8
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -86,6 +88,8 @@ class Parts:
     instance: str | None = None
     when_down: WhenDown = WhenDown.DEGRADED
     meter: Meter = field(default_factory=NoMeter)
+    #: None: there is no other ingress.
+    claims: Claims | None = None
 
 
 class Caller(NamedTuple):
@@ -135,7 +139,14 @@ class Ingress:
             self._publisher, self.directory, parts.topics, parts.clock, parts.meter
         )
         self._intake = Intake(
-            self._publisher, self._keeper, parts.index, self._refusals, parts.topics, parts.clock
+            self._publisher,
+            self._keeper,
+            parts.index,
+            parts.claims or OneProcess(parts.index),
+            self._refusals,
+            parts.topics,
+            parts.clock,
+            parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
         self._followers = Followers(parts.offload)
@@ -220,6 +231,8 @@ class Ingress:
         asked = self._read(caller, outline(body), key, trace, call)
         if isinstance(asked, Faults):
             return self._refused(of_faults(asked.faults, asked.reason), caller, asked)
+        if not asked.is_named:  # nobody else can have its key yet
+            return await self._intake.take(asked)
         answer = await self._flights.share(asked, lambda: self._intake.take(asked))
         return answer or self._intake.another(caller.tenant.name)
 

@@ -18,10 +18,11 @@ from producers.core.answers import (
     over_limit,
     state,
     unavailable,
+    unfinished,
 )
 from producers.core.submission import Submission
 from producers.limiting import LimitKeeper
-from producers.ports import Clock, Index
+from producers.ports import Claims, Clock, Index
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
@@ -29,6 +30,8 @@ from schemas.front import (
     Acceptance,
     Admission,
     Charge,
+    Claim,
+    Claimed,
     Entry,
     LimitState,
     RequestName,
@@ -100,12 +103,15 @@ class Intake:
         publisher: Publisher,
         keeper: LimitKeeper,
         index: Index,
+        claims: Claims,
         refusals: RefusalLog,
         topics: Topics,
         clock: Clock,
+        owner: str,
     ) -> None:
-        """Hand in where each step is done."""
+        """Hand in where each step is done; `owner` tells this ingress's claims from others'."""
         self._publisher, self._keeper, self._index = publisher, keeper, index
+        self._claims, self._owner = claims, owner
         self._refusals, self._topics, self._clock = refusals, topics, clock
         #: Many lines at once hold the event loop up, and Redis's answer with it, which then seems
         #: to come too late: so while one call's are charged, the others' wait.
@@ -115,17 +121,28 @@ class Intake:
 
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
-        answer = await self._known(asked) if asked.is_named else None
-        answer = answer or await self._charge(asked)
-        return answer or await self._publish_charged(asked)
+        if not asked.is_named:
+            return await self._charge(asked) or await self._publish_charged(asked)
+        answer = await self._known(asked)
+        if answer:
+            return answer
+        try:
+            answer = await self._charge(asked) or await self._publish_charged(asked)
+        except Exception:
+            await self._let_go(asked, None)
+            raise
+        await self._let_go(asked, answer)
+        return answer
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
         """Take many in, step by step; each has its own answer, or its own error."""
         answers: dict[RequestName, Answer | Exception] = {}
         async with self._turn:
             await _step(self._known, [line for line in lines if line.is_named], answers)
+            begun = [line for line in lines if line.is_named and line.name not in answers]
             await _step(self._charge, lines, answers)
         await _step(self._publish_charged, lines, answers)
+        await asyncio.gather(*(self._let_go(line, answers[line.name]) for line in begun))
         return [answers[line.name] for line in lines]
 
     def another(self, tenant: str) -> Problem:
@@ -143,24 +160,43 @@ class Intake:
     # --- steps; None: go on with the next one
 
     async def _known(self, asked: Asked) -> Answer | None:
-        """An earlier request of this name, if Redis answers."""
-        known = await self._look_up(asked.name)
-        if known is None:
+        """An earlier request of this name, or one under way elsewhere, if Redis answers."""
+        found = await self._begin(asked)
+        if found is None:
             return None
-        digest = known.acceptance.digest if known.acceptance else ""
+        known = found.entry
+        digest = known.acceptance.digest if known and known.acceptance else found.digest
         if digest not in {"", asked.digest}:
             return self.another(asked.name.tenant)
-        return Accepted(asked.name.id, asked.key, state(known))
+        if known:
+            return Accepted(asked.name.id, asked.key, state(known))
+        return unfinished() if found.is_held else None
 
-    async def _look_up(self, name: RequestName) -> Entry | None:
-        late = self.unindexed.get(name)
+    async def _begin(self, asked: Asked) -> Claimed | None:
+        late = self.unindexed.get(asked.name)
         if late:
-            return Entry(late, None, None)
+            return Claimed(Entry(late, None, None), late.digest, is_held=False)
         if self._keeper.is_down:
             return None
         with suppress(StoreDownError):
-            return await self._index.lookup(name)
+            return await self._claims.claim(self._claim(asked))
         return None
+
+    async def _let_go(self, asked: Asked, answer: Answer | Exception | None) -> None:
+        """The POST ends: what is not in the log frees its key, what may be there keeps it.
+
+        An acceptance is in the index, which is more than a claim. Without Redis the claim goes
+        by itself, after a moment.
+        """
+        if isinstance(answer, Accepted) or self._keeper.is_down:
+            return
+        is_refused = isinstance(answer, Problem) and answer.reason is not Reason.IN_DOUBT
+        end = self._claims.release if is_refused else self._claims.hold
+        with suppress(StoreDownError):
+            await end(self._claim(asked))
+
+    def _claim(self, asked: Asked) -> Claim:
+        return Claim(asked.name, asked.digest, self._owner)
 
     async def _charge(self, asked: Asked) -> Problem | None:
         charge = _charge_of(asked)
@@ -216,6 +252,8 @@ class Intake:
         except UnavailableError as error:
             return unavailable(f"the log does not take it: {error}")
         except LogError as error:
+            if not asked.is_named:  # its answer names the key: from now on it is this body's
+                await self._let_go(asked, None)
             return in_doubt(name.id, asked.key, str(error))
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")

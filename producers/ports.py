@@ -10,6 +10,8 @@ from typing import Protocol, TypeVar
 from schemas.front import (
     Acceptance,
     Charge,
+    Claim,
+    Claimed,
     Ending,
     Entry,
     Listed,
@@ -94,6 +96,22 @@ class NoMeter:
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Do nothing."""
+
+
+class Claims(Protocol):
+    """Which POSTs with an Idempotency-Key are under way, at any ingress.
+
+    Every call raises StoreDownError.
+    """
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Begin a POST, or learn why not: known, under way elsewhere, another body's key."""
+
+    async def release(self, claim: Claim) -> None:
+        """It ended with nothing in the log: the key is free again, for any body."""
+
+    async def hold(self, claim: Claim) -> None:
+        """It ended in doubt: the key is this body's, and anybody may go on with it at once."""
 
 
 class Offload(Protocol):

@@ -35,6 +35,10 @@ LISTED_MAX = 100_000
 LISTED_PER_CALL_MAX = 10_000
 #: No time is later than this: 2^53, up to which every reader of JSON is exact.
 MS_MAX = 1 << 53
+#: A POST with an Idempotency-Key holds it so long at the most against its copies elsewhere, also
+#: when its ingress is killed. One that takes longer may be overtaken by a copy, which changes
+#: nothing: the scheduler drops the second of an id, and another body is refused anyhow.
+CLAIM_MS = 2_000
 #: Outputs up to this size stand in the index; larger ones are read from the log.
 INLINE_BYTES_MAX = 64_000
 
@@ -202,6 +206,26 @@ class Window(NamedTuple):
     since_ms: int = 0
     until_ms: int = MS_MAX
     call: str = ""
+
+
+class Claim(NamedTuple):
+    """A POST with an Idempotency-Key begins: its request, its body's digest, its ingress."""
+
+    name: RequestName
+    digest: str
+    owner: str
+
+
+class Claimed(NamedTuple):
+    """Answer to a claim; with neither entry nor holder the POST may go on if the digest is its own.
+
+    `entry` is what is known of an earlier one (its body is left out), `digest` the body to which
+    the key belongs ("" when unknown). `is_held`: another ingress is at it right now.
+    """
+
+    entry: Entry | None
+    digest: str
+    is_held: bool
 
 
 class Ending(NamedTuple):

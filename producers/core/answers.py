@@ -137,7 +137,13 @@ def over_limit(charge: Charge, verdict: Verdict) -> Problem:
 def another_request() -> Problem:
     """The idempotency key was used for something else."""
     detail = "Idempotency-Key: this key belongs to another request; send a new key"
-    return Problem(Reason.INVALID_REQUEST, detail)
+    return Problem(Reason.KEY_REUSED, detail)
+
+
+def unfinished() -> Problem:
+    """A copy of the request is being taken in elsewhere."""
+    detail = "Idempotency-Key: the first call with this key is not finished yet"
+    return Problem(Reason.UNFINISHED, detail, retry_after_s=AGAIN_S)
 
 
 def unavailable(detail: str) -> Problem:

@@ -11,10 +11,11 @@ import httpx
 from redis.asyncio import Redis
 
 from adapters.redis import EMBEDDED, RedisIndex, connect
+from adapters.redis_claims import RedisClaims
 from adapters.redis_limits import RedisLimits
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
-from producers.ports import Index, Limits
+from producers.ports import Claims, Index, Limits
 from schemas import codec
 from schemas.keys import key_record, new_key
 from schemas.log import Log, Partition, Reader, Record
@@ -182,6 +183,7 @@ async def door(
     policy: Policy | None = POLICY,
     limits: Limits | None = None,
     index: Index | None = None,
+    claims: Claims | None = None,
     seed: int = 1,
 ) -> AsyncIterator[Door]:
     """Open a door: topics made, policy and one key a tenant published and read."""
@@ -195,6 +197,7 @@ async def door(
         index=index or RedisIndex(redis, prefix, REDIS_S),
         clock=clock,
         random_bytes=random.randbytes,
+        claims=claims or RedisClaims(redis, prefix, REDIS_S),
     )
     ingress = Ingress(parts)
     transport = httpx.ASGITransport(build_app(ingress))
