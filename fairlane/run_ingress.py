@@ -14,6 +14,7 @@ import uvicorn
 
 from adapters.clock import SystemClock
 from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.redis_backlog import RedisBacklog
 from fairlane.errors import FairlaneError
 from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
 from producers.app import build_app
@@ -49,6 +50,7 @@ def run_ingress(process: Process, host: str, port: int, when_down: WhenDown) -> 
                 random_bytes=secrets.token_bytes,
                 instance=process.instance,
                 when_down=when_down,
+                backlog=RedisBacklog(client, prefix),
             )
         )
         config = uvicorn.Config(

@@ -46,12 +46,14 @@ class Indexer:
         offload: Offload,
         instance: str | None,
         ended: Callable[[Iterable[RequestName]], None],
+        measured: Callable[[Iterable[Ending]], None] = lambda _endings: None,
     ) -> None:
         """Join nothing before the first turn.
 
-        `instance` names a static member; `ended` is told the requests that were indexed.
+        `instance` names a static member; `ended` is told the requests that were indexed,
+        `measured` how they ended.
         """
-        self._ended = ended
+        self._ended, self._measured = ended, measured
         self._log, self._topics, self._index = the_log, topics, index
         self._clock, self._offload = clock, offload
         # Who shares the work, and where it stands, are two groups: Kafka takes a commit from
@@ -82,6 +84,7 @@ class Indexer:
         count = len(self._endings)
         await self._index.finish(self._endings)
         self._ended(ending.name for ending in self._endings)
+        self._measured(self._endings)
         await self._offload(self._commit)
         return count
 

@@ -1,8 +1,8 @@
 """The ingress: what happens to a request between the door and the log, without HTTP.
 
-Order of a submission: authenticate, validate, charge, publish, index. Whatever refuses does
-so before the charge; the steps after reading are in `intake`. Answers are values: `Accepted`
-and `Status`, or a `Problem`.
+Order of a submission: authenticate, validate, predict, charge, publish, index. Whatever refuses
+does so before the charge; the steps after reading are in `intake`. Answers are values:
+`Accepted` and `Status`, or a `Problem`.
 
 The process wiring makes an `Ingress`, calls `start()` in the running loop, `drain()` when it
 is told to stop, and `stop()` when no call is under way any more.
@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from producers.bodies import Bodies
@@ -40,7 +40,17 @@ from producers.following import Followers
 from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
 from producers.limiting import LimitKeeper, WhenDown
-from producers.ports import Clock, Index, Limits, Offload, RandomBytes
+from producers.ports import (
+    BacklogReader,
+    Clock,
+    Index,
+    Limits,
+    Meter,
+    NoMeter,
+    Offload,
+    RandomBytes,
+)
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -60,6 +70,8 @@ WAIT_S_MAX = 30.0
 POLL_S = 0.1
 #: How often refusal counts and late index entries are looked after.
 TICK_S = 0.25
+#: How often the published backlog is looked at: it changes a few times a second.
+BACKLOG_S = 0.1
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -82,6 +94,9 @@ class Parts:
     #: Name of the static member in the index group: it takes over from itself at once.
     instance: str | None = None
     when_down: WhenDown = WhenDown.DEGRADED
+    #: None: nothing is refused by predicted waits.
+    backlog: BacklogReader | None = None
+    meter: Meter = field(default_factory=NoMeter)
 
 
 class Caller(NamedTuple):
@@ -109,6 +124,7 @@ class Ingress:
         self._publisher = Publisher(parts.log.producer())
         self._keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
         self._room = WaitRoom(parts.index)
+        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
         self._indexer = Indexer(
             parts.log,
             parts.topics,
@@ -117,11 +133,18 @@ class Ingress:
             parts.offload,
             parts.instance,
             self._room.ended,
+            self._predictor.ended,
         )
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._intake = Intake(
-            self._publisher, self._keeper, parts.index, self._refusals, parts.topics, parts.clock
+            self._publisher,
+            self._keeper,
+            parts.index,
+            self._refusals,
+            parts.topics,
+            parts.clock,
+            self._predictor,
         )
         self._flights = Flights[Accepted | Problem]()
         self._followers = Followers(parts.offload)
@@ -136,6 +159,8 @@ class Ingress:
         start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
         start("tick", self._tick)
+        if self._parts.backlog is not None:
+            start("backlog", self._follow_backlog)
 
     def drain(self) -> None:
         """Tell balancers to go elsewhere and end the long polls; calls are still served."""
@@ -323,6 +348,11 @@ class Ingress:
             return unavailable(f"the output can't be read now: {error}")
 
     # --- loops
+
+    async def _follow_backlog(self) -> int:
+        await self._followers.pause(BACKLOG_S)
+        view = self.directory.view
+        return await self._predictor.follow(view.policy if view else None)
 
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)

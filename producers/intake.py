@@ -1,4 +1,4 @@
-"""The steps of a submission that was read: known already? charge, publish, index.
+"""The steps of a submission that was read: known already? in time? charge, publish, index.
 
 One request takes them by itself; the lines of a bulk call take each step together, in their
 order, so that a step costs one round trip and the log has them in the order of the lines.
@@ -22,6 +22,7 @@ from producers.core.answers import (
 from producers.core.submission import Submission
 from producers.limiting import LimitKeeper
 from producers.ports import Clock, Index
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
@@ -74,8 +75,10 @@ class Intake:
         refusals: RefusalLog,
         topics: Topics,
         clock: Clock,
+        predictor: Predictor,
     ) -> None:
         """Hand in where each step is done."""
+        self._predictor = predictor
         self._publisher, self._keeper, self._index = publisher, keeper, index
         self._refusals, self._topics, self._clock = refusals, topics, clock
         #: Many lines at once hold the event loop up, and Redis's answer with it, which then seems
@@ -86,16 +89,24 @@ class Intake:
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
         answer = await self._known(asked) if asked.is_named else None
-        answer = answer or await self._charge(asked)
-        return answer or await self._publish(asked)
+        answer = answer or await self._predict(asked)
+        try:
+            answer = answer or await self._charge(asked)
+            answer = answer or await self._publish(asked)
+        finally:
+            self._predicted(asked, answer)
+        return answer
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
         """Take many in, step by step; each has its own answer, or its own error."""
         answers: dict[RequestName, Answer | Exception] = {}
         async with self._turn:
             await _step(self._known, [line for line in lines if line.is_named], answers)
+            await _step(self._predict, lines, answers)
             await _step(self._charge, lines, answers)
         await _step(self._publish, lines, answers)
+        for line in lines:
+            self._predicted(line, answers[line.name])
         return [answers[line.name] for line in lines]
 
     def another(self, tenant: str) -> Problem:
@@ -131,6 +142,22 @@ class Intake:
         with suppress(StoreDownError):
             return await self._index.lookup(name)
         return None
+
+    async def _predict(self, asked: Asked) -> Problem | None:
+        """Refuse what could not be served in time, or may not wait."""
+        submission = asked.submission
+        problem = self._predictor.judge(asked.name, submission, asked.policy)
+        if problem:
+            request = submission.request
+            self._refusals.note(problem, request.tenant, request.endpoint)
+        return problem
+
+    def _predicted(self, asked: Asked, answer: Answer | Exception | None) -> None:
+        """Whether it was let in in the end; in doubt it was."""
+        is_in = isinstance(answer, Accepted)
+        if isinstance(answer, Problem):
+            is_in = answer.reason is Reason.IN_DOUBT
+        self._predictor.settle(asked.name, is_in=is_in)
 
     async def _charge(self, asked: Asked) -> Problem | None:
         submission = asked.submission

@@ -155,8 +155,8 @@ def _all(policy: Policy) -> Iterator[Fault]:
     yield from _floors(policy)
     for index, pool in enumerate(policy.pools):
         yield from _ranges(pool, _Place(f"pools[{index}]", pool.name), _POOL)
-    yield from _endpoints(policy)
     tiers = {tier.name for tier in policy.tiers}
+    yield from _endpoints(policy, tiers)
     endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
     for index, tenant in enumerate(policy.tenants):
         place = _Place(f"tenants[{index}]", tenant.name)
@@ -240,7 +240,7 @@ def _floors(policy: Policy) -> Iterator[Fault]:
         )
 
 
-def _endpoints(policy: Policy) -> Iterator[Fault]:
+def _endpoints(policy: Policy, tiers: set[str]) -> Iterator[Fault]:
     pools = {pool.name for pool in policy.pools}
     first: dict[str, str] = {}
     for index, endpoint in enumerate(policy.endpoints):
@@ -260,6 +260,8 @@ def _endpoints(policy: Policy) -> Iterator[Fault]:
         yield from _limit(place, endpoint, endpoint.requests_per_minute, "requests_per_minute")
         yield from _count(place, endpoint.in_flight, "in_flight")
         yield from _count(place, endpoint.waiting, "waiting")
+        yield from _count(place, endpoint.waiting_tokens, "waiting_tokens")
+        yield from _latency(place, endpoint, tiers)
 
 
 def _fits(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
@@ -302,6 +304,22 @@ def _times(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
             )
 
 
+def _latency(place: _Place, endpoint: Endpoint, tiers: set[str]) -> Iterator[Fault]:
+    """Targets of tiers that there are, longer than the service is said to take."""
+    for name, target_ms in endpoint.latency_ms.items():
+        field = f"latency_ms.{name}"
+        if name not in tiers:
+            yield place.fault(field, f"latency_ms: {undefined('tier', name, tiers)}")
+        elif not 1 <= target_ms <= WAIT_MS_MAX:
+            yield place.fault(field, f"{field} is {target_ms}; allowed is 1..{WAIT_MS_MAX}")
+        elif target_ms <= endpoint.service_ms:
+            yield place.fault(
+                field,
+                f"{field} is {target_ms}, but service_ms says that a batch takes "
+                f"{endpoint.service_ms}: nothing would ever be in time",
+            )
+
+
 def _count(place: _Place, count: int | None, field: str) -> Iterator[Fault]:
     """A limit in requests: zero means zero, absent means none."""
     if count is not None and not 0 <= count <= COST_MAX:
@@ -339,6 +357,7 @@ def _tenant(
         ("in_flight", tenant.in_flight),
         ("burst", tenant.burst),
         ("waiting", tenant.waiting),
+        ("waiting_tokens", tenant.waiting_tokens),
     ):
         for name, limit in limits.items():
             field = f"{section}.{name}"
