@@ -11,6 +11,9 @@ that an estimate that is wrong is put right by what really happens.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from producers.core.advice import OVER_MS_MIN, Advice
 from producers.core.answers import Problem
 from producers.core.backlog_view import Let, PoolView, Prediction
 from producers.core.predicted import CHANCES, retry_after_s
@@ -29,6 +32,14 @@ NO_WORKERS_MS = 5_000
 #: Predictions that wait to be compared with what happened; the oldest go first.
 OPEN_MAX = 10_000
 _CHANCE_BYTES = 4
+
+
+class _Again(NamedTuple):
+    """A refused request that is looked at again, and when and how late it was."""
+
+    submission: Submission
+    asked_ms: int
+    over_ms: int
 
 
 class _Open(NamedTuple):
@@ -63,6 +74,8 @@ class Predictor:
         self._let: dict[RequestName, tuple[PoolView, int]] = {}
         self._open: dict[RequestName, _Open] = {}
         self._sums: dict[str, _Sums] = {}
+        self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
+        self._again: dict[tuple[str, str], _Again] = {}
 
     # --- following
 
@@ -91,6 +104,8 @@ class Predictor:
             view = self.views.setdefault(head.pool, PoolView())
             view.take(head, slices[head.pool], policy, now_ms)
         self._tell(policy, new)
+        for refused in list(self._again):
+            self._look_again(refused, policy, now_ms)
         return len(new)
 
     def _is_new(self, head: PoolBacklog) -> bool:
@@ -131,14 +146,11 @@ class Predictor:
             return None
         if name in self._let:
             return None  # asked again while the first call is under way
-        place = view.place(submission.tenant.name, submission.tier, policy)
-        if place is None:
+        let = _let_of(view, submission, policy, now_ms)
+        if let is None:
             return None
-        request, endpoint = submission.request, submission.endpoint
-        work, tokens = view.work_of(request, len(submission.body), endpoint)
-        let = Let(now_ms, place, work, tokens, head_of(request.priority, request.deadline_ms))
         problem = self._over_waiting(view, let, submission, policy)
-        if problem is None and endpoint.predict is not Predict.OFF:
+        if problem is None and submission.endpoint.predict is not Predict.OFF:
             problem = self._would_wait(name, view, let, submission, policy)
         if problem is None:
             self._let[name] = (view, view.let_in(let, policy))
@@ -151,6 +163,14 @@ class Predictor:
             view, number = held
             view.withdraw(number, self._policy)
             self._open.pop(name, None)
+
+    def look(self, submission: Submission, policy: Policy) -> Prediction | None:
+        """What is predicted of a request now; None: nothing can be said. Nothing is counted."""
+        view, now_ms = self.views.get(submission.endpoint.pool), self._clock.now_ms()
+        if view is None or view.head is None or not (view.head.rate and view.is_fresh(now_ms)):
+            return None
+        let = _let_of(view, submission, policy, now_ms)
+        return self._predict(view, let, submission, policy) if let else None
 
     def _would_wait(
         self, name: RequestName, view: PoolView, let: Let, submission: Submission, policy: Policy
@@ -168,7 +188,27 @@ class Predictor:
         if target_ms is None or told.end_ms <= target_ms:
             return None
         detail = f"it would end in {told.end_ms} ms, which is later than in {target_ms} ms"
-        return self._refuse(Reason.WOULD_WAIT, detail, told.end_ms - target_ms, submission)
+        over_ms, again = told.end_ms - target_ms, (submission.endpoint.name, submission.tier)
+        if over_ms >= OVER_MS_MIN and again not in self._again:
+            self._again[again] = _Again(submission, let.at_ms, over_ms)
+        advice = self._advice.setdefault(again, Advice())
+        return self._refuse(Reason.WOULD_WAIT, detail, advice.after_ms(over_ms), submission)
+
+    def _look_again(self, name: tuple[str, str], policy: Policy, now_ms: int) -> None:
+        """Whether a refused request would be let in now; then what is advised is put right."""
+        submission, asked_ms, over_ms = self._again[name]
+        passed_ms = now_ms - asked_ms
+        request = submission.request
+        if request.deadline_ms:
+            request = replace(request, deadline_ms=request.deadline_ms + passed_ms)
+        asked = submission._replace(request=request)
+        told, target_ms = self.look(asked, policy), _target_ms(asked, now_ms)
+        advice = self._advice[name]
+        if told is None or target_ms is None:
+            del self._again[name]
+        elif told.end_ms <= target_ms or advice.is_hopeless(over_ms, passed_ms):
+            advice.learn(over_ms, passed_ms)
+            del self._again[name]
 
     def _predict(
         self, view: PoolView, let: Let, submission: Submission, policy: Policy
@@ -181,7 +221,7 @@ class Predictor:
         return Prediction(waits_ms, waits_ms + max(said_ms, head.service_ms + head.spread_ms))
 
     def _refuse(
-        self, reason: Reason, detail: str, over_ms: int, submission: Submission
+        self, reason: Reason, detail: str, after_ms: int, submission: Submission
     ) -> Problem | None:
         """A problem, unless it is only counted, or let in as a probe."""
         endpoint, tier = submission.endpoint, submission.tier
@@ -193,7 +233,7 @@ class Predictor:
         self._count(endpoint.name, tier, reason, outcome)
         if outcome != "refused":
             return None
-        return Problem(reason, detail, retry_after_s=retry_after_s(over_ms, self._chance()))
+        return Problem(reason, detail, retry_after_s=retry_after_s(after_ms, self._chance()))
 
     def _count(self, endpoint: str, tier: str, reason: Reason, outcome: str) -> None:
         self._meter.count(
@@ -270,6 +310,16 @@ class Predictor:
             sums.predicted_ms += kept.predicted_ms
             sums.actual_ms += actual_ms
             sums.error_ms += abs(actual_ms - kept.predicted_ms)
+
+
+def _let_of(view: PoolView, submission: Submission, policy: Policy, now_ms: int) -> Let | None:
+    """What a request would add; None: the scheduler does not know its tier yet."""
+    place = view.place(submission.tenant.name, submission.tier, policy)
+    if place is None:
+        return None
+    request = submission.request
+    work, tokens = view.work_of(request, len(submission.body), submission.endpoint)
+    return Let(now_ms, place, work, tokens, head_of(request.priority, request.deadline_ms))
 
 
 def _target_ms(submission: Submission, now_ms: int) -> int | None:

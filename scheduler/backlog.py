@@ -45,7 +45,7 @@ QUEUES_MAX = 2_000
 QUEUES_PER_MS = 10
 _POOL_QUEUES = 30
 #: What was taken lately: the last few seconds.
-LATELY_MS = 4_000
+LATELY_MS = 20_000
 
 
 class _Pool:

@@ -15,7 +15,7 @@ from scheduler.core.state import Lane
 from schemas.backlog import RATE_MS
 
 #: The sums are halved when slots were busy for so long, each.
-WINDOW_MS = 8_000
+WINDOW_MS = 20_000
 #: A lane that says nothing for so long, and so many times what a batch takes, has no worker.
 SILENT_MS, SILENT_BATCHES = 30_000, 8
 #: Averages are kept in parts of a millisecond; a new value counts for an eighth, a quarter.

@@ -28,7 +28,7 @@ published numbers are measured again several times a second.
 
 When is it good enough? If nobody else were let in, the end comes nearer as time passes, by a
 second each second: the pool works off what is ahead. So a request that would end `over_ms` too
-late would be let in after `over_ms`.
+late would be let in after `over_ms`; `core.advice` learns which part of that it really takes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -103,12 +103,12 @@ def served_meanwhile(neighbours: Levels, granted: int, weight: int) -> int:
     return sum([min(work, others * granted // weight) for work, others in neighbours])
 
 
-def retry_after_s(over_ms: int, chance: int) -> int:
-    """Whole seconds until the request would be in time, and a little more by chance.
+def retry_after_s(after_ms: int, chance: int) -> int:
+    """Retry-After: whole seconds, rounded up, and a little more by chance; at least 1.
 
     Args:
-        over_ms: how much too late it would end now.
+        after_ms: the moment that it aims at.
         chance: from 0 to below `CHANCES`.
     """
-    later_ms = over_ms * JITTER_PERCENT * chance // (PERCENT * CHANCES)
-    return max(1, -(-(over_ms + later_ms) // 1_000))
+    later_ms = after_ms * JITTER_PERCENT * chance // (PERCENT * CHANCES)
+    return max(1, -(-(after_ms + later_ms) // 1_000))
