@@ -16,6 +16,7 @@ import uvicorn
 from adapters.clock import SystemClock
 from adapters.metrics import MetricsError, PrometheusMeter
 from adapters.redis import RedisIndex, connect
+from adapters.redis_backlog import RedisBacklog
 from adapters.redis_claims import RedisClaims
 from adapters.redis_limits import RedisLimits
 from fairlane.errors import FairlaneError
@@ -71,6 +72,7 @@ def run_ingress(process: Process, serving: Serving) -> int:
                 when_down=serving.when_down,
                 meter=meter,
                 claims=RedisClaims(client, prefix),
+                backlog=RedisBacklog(client, prefix),
             )
         )
         config = uvicorn.Config(

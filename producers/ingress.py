@@ -1,8 +1,8 @@
 """The ingress: what happens to a request between the door and the log, without HTTP.
 
-Order of a submission: authenticate, validate, charge, publish, index. Whatever refuses does
-so before the charge; the steps after reading are in `intake`. Answers are values: `Accepted`
-and `Status`, or a `Problem`.
+Order of a submission: authenticate, validate, predict, charge, publish, index. Whatever refuses
+does so before the charge; the steps after reading are in `intake`. Answers are values:
+`Accepted` and `Status`, or a `Problem`.
 
 The process wiring makes an `Ingress`, calls `start()` in the running loop, `drain()` when it
 is told to stop, and `stop()` when no call is under way any more.
@@ -43,7 +43,18 @@ from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
 from producers.limiting import LimitKeeper, Settler, WhenDown
 from producers.listing import Listing
-from producers.ports import Claims, Clock, Index, Limits, Meter, NoMeter, Offload, RandomBytes
+from producers.ports import (
+    BacklogReader,
+    Claims,
+    Clock,
+    Index,
+    Limits,
+    Meter,
+    NoMeter,
+    Offload,
+    RandomBytes,
+)
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -65,6 +76,8 @@ POLL_S = 0.1
 TICK_S = 0.25
 #: Random bytes of the name under which an ingress without a name of its own claims keys.
 OWNER_BYTES = 8
+#: How often the published backlog is looked at: it changes a few times a second.
+BACKLOG_S = 0.1
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -90,6 +103,8 @@ class Parts:
     meter: Meter = field(default_factory=NoMeter)
     #: None: there is no other ingress.
     claims: Claims | None = None
+    #: None: nothing is refused by predicted waits.
+    backlog: BacklogReader | None = None
 
 
 class Caller(NamedTuple):
@@ -124,6 +139,7 @@ class Ingress:
         )
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
+        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
         self._indexer = Indexer(
             parts.log,
             parts.topics,
@@ -133,6 +149,7 @@ class Ingress:
             parts.instance,
             self.room.ended,
             Settler(parts.limits, lambda: self.directory.view).settle,
+            self._predictor.ended,
         )
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
@@ -146,6 +163,7 @@ class Ingress:
             self._refusals,
             parts.topics,
             parts.clock,
+            self._predictor,
             parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
@@ -161,6 +179,8 @@ class Ingress:
         start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
         start("tick", self._tick)
+        if self._parts.backlog is not None:
+            start("backlog", self._follow_backlog)
 
     def drain(self) -> None:
         """Tell balancers to go elsewhere and end the long polls; calls are still served."""
@@ -376,6 +396,11 @@ class Ingress:
             return unavailable(f"the output can't be read now: {error}")
 
     # --- loops
+
+    async def _follow_backlog(self) -> int:
+        await self._followers.pause(BACKLOG_S)
+        view = self.directory.view
+        return await self._predictor.follow(view.policy if view else None)
 
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)

@@ -1,4 +1,4 @@
-"""The steps of a submission that was read: known already? charge, publish, index.
+"""The steps of a submission that was read: known already? in time? charge, publish, index.
 
 One request takes them by itself; the lines of a bulk call take each step together, in their
 order, so that a step costs one round trip and the log has them in the order of the lines.
@@ -23,6 +23,7 @@ from producers.core.answers import (
 from producers.core.submission import Submission
 from producers.limiting import LimitKeeper
 from producers.ports import Claims, Clock, Index
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
@@ -107,9 +108,11 @@ class Intake:
         refusals: RefusalLog,
         topics: Topics,
         clock: Clock,
+        predictor: Predictor,
         owner: str,
     ) -> None:
         """Hand in where each step is done; `owner` tells this ingress's claims from others'."""
+        self._predictor = predictor
         self._publisher, self._keeper, self._index = publisher, keeper, index
         self._claims, self._owner = claims, owner
         self._refusals, self._topics, self._clock = refusals, topics, clock
@@ -122,16 +125,26 @@ class Intake:
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
         if not asked.is_named:
-            return await self._charge(asked) or await self._publish_charged(asked)
+            return await self._let_in(asked)
         answer = await self._known(asked)
         if answer:
             return answer
         try:
-            answer = await self._charge(asked) or await self._publish_charged(asked)
+            answer = await self._let_in(asked)
         except Exception:
             await self._let_go(asked, None)
             raise
         await self._let_go(asked, answer)
+        return answer
+
+    async def _let_in(self, asked: Asked) -> Answer:
+        """The steps of what is not known."""
+        answer: Answer | None = None
+        try:
+            answer = await self._predict(asked) or await self._charge(asked)
+            answer = answer or await self._publish_charged(asked)
+        finally:
+            self._predicted(asked, answer)
         return answer
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
@@ -140,8 +153,11 @@ class Intake:
         async with self._turn:
             await _step(self._known, [line for line in lines if line.is_named], answers)
             begun = [line for line in lines if line.is_named and line.name not in answers]
+            await _step(self._predict, lines, answers)
             await _step(self._charge, lines, answers)
         await _step(self._publish_charged, lines, answers)
+        for line in lines:
+            self._predicted(line, answers[line.name])
         await asyncio.gather(*(self._let_go(line, answers[line.name]) for line in begun))
         return [answers[line.name] for line in lines]
 
@@ -197,6 +213,22 @@ class Intake:
 
     def _claim(self, asked: Asked) -> Claim:
         return Claim(asked.name, asked.digest, self._owner)
+
+    async def _predict(self, asked: Asked) -> Problem | None:
+        """Refuse what could not be served in time, or may not wait."""
+        submission = asked.submission
+        problem = self._predictor.judge(asked.name, submission, asked.policy)
+        if problem:
+            request = submission.request
+            self._refusals.note(problem, request.tenant, request.endpoint)
+        return problem
+
+    def _predicted(self, asked: Asked, answer: Answer | Exception | None) -> None:
+        """Whether it was let in in the end; in doubt it was."""
+        is_in = isinstance(answer, Accepted)
+        if isinstance(answer, Problem):
+            is_in = answer.reason is Reason.IN_DOUBT
+        self._predictor.settle(asked.name, is_in=is_in)
 
     async def _charge(self, asked: Asked) -> Problem | None:
         charge = _charge_of(asked)

@@ -35,6 +35,8 @@ class Reason(StrEnum):
     NEVER_FITS = "never_fits"
     IN_DOUBT = "in_doubt"
     UNAVAILABLE = "unavailable"
+    WOULD_WAIT = "would_wait"
+    NO_WORKERS = "no_workers"
     # after the door
     UNREADABLE = "unreadable"
     UNKNOWN_VERSION = "unknown_version"
@@ -94,6 +96,12 @@ TABLE: dict[Reason, Advice] = {
         503, Retry.SAME_ID, "The log did not confirm in time; look the id up, or retry with it."
     ),
     Reason.UNAVAILABLE: Advice(503, Retry.LATER, "A part of the service is down; come back."),
+    Reason.WOULD_WAIT: Advice(
+        503, Retry.LATER, "It could not be served in time; come back after Retry-After."
+    ),
+    Reason.NO_WORKERS: Advice(
+        503, Retry.LATER, "No worker serves the endpoint now; come back after Retry-After."
+    ),
     Reason.UNREADABLE: Advice(422, Retry.NEVER, "The record could not be decoded."),
     Reason.UNKNOWN_VERSION: Advice(
         422, Retry.NEVER, "The record has a version that this release does not know; upgrade."
