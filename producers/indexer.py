@@ -131,7 +131,7 @@ class Indexer:
             return
         for record in records:
             self._read[record.topic, record.partition] = record.offset + 1
-            ending = _ending(record)
+            ending = ending_of(record)
             if ending:
                 self._endings.append(ending)
 
@@ -170,7 +170,7 @@ class Indexer:
         self._endings, self._read = [], {}
 
 
-def _ending(record: Record) -> Ending | None:
+def ending_of(record: Record) -> Ending | None:
     """What a results record means for the index; None when it says nothing new."""
     try:
         result: Result = decode_header(record, Result)

@@ -38,7 +38,7 @@ from schemas.front import (
     RequestName,
     StoreDownError,
 )
-from schemas.log import Headers, LogError, TooLargeError, UnavailableError
+from schemas.log import Headers, LogError, Partition, TooLargeError, UnavailableError
 from schemas.policy import UNLIMITED, Policy
 from schemas.reasons import Reason
 from schemas.topics import Topics
@@ -70,6 +70,8 @@ class Asked(NamedTuple):
     trace: bytes | None
     is_named: bool
     call: str = ""
+    #: Of a request that came by inbox: its place there, and what its record said besides.
+    headers: Headers = ()
 
     @property
     def passed_through(self) -> Headers:
@@ -79,7 +81,7 @@ class Asked(NamedTuple):
             headers.append(("x-request-id", self.call.encode()))
         if self.submission.affinity_key:
             headers.append(("affinity-key", self.submission.affinity_key.encode()))
-        return headers
+        return [*headers, *self.headers]
 
 
 class _Charged(NamedTuple):
@@ -124,28 +126,42 @@ class Intake:
 
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
-        if not asked.is_named:
-            return await self._let_in(asked)
-        answer = await self._known(asked)
+        return await self.admit(asked) or await self.publish(asked)
+
+    async def admit(self, asked: Asked) -> Answer | None:
+        """Every step before the publish; None: it is to be published."""
+        answer = await self._known(asked) if asked.is_named else None
         if answer:
             return answer
         try:
-            answer = await self._let_in(asked)
+            answer = await self._predict(asked) or await self._charge(asked)
         except Exception:
-            await self._let_go(asked, None)
+            await self._close(asked, None)
             raise
-        await self._let_go(asked, answer)
+        if answer:
+            await self._close(asked, answer)
         return answer
 
-    async def _let_in(self, asked: Asked) -> Answer:
-        """The steps of what is not known."""
-        answer: Answer | None = None
+    async def publish(self, asked: Asked) -> Answer:
+        """The last steps of what was admitted; called in order, it stands in the log in order."""
         try:
-            answer = await self._predict(asked) or await self._charge(asked)
-            answer = answer or await self._publish_charged(asked)
-        finally:
-            self._predicted(asked, answer)
+            answer = await self._publish_charged(asked)
+        except Exception:
+            await self._close(asked, None)
+            raise
+        await self._close(asked, answer)
         return answer
+
+    async def recall(self, asked: Asked, place: Partition, offset: int) -> None:
+        """Index a request that was found in the log: who published it may not have done so."""
+        await self._note(asked.name, self._acceptance(asked, place, offset))
+
+    def place(self, asked: Asked) -> Partition:
+        """The request partition that it goes to."""
+        submission = asked.submission
+        pool, tenant = submission.endpoint.pool, submission.request.tenant
+        number = self._topics.request_partition(pool, tenant, asked.policy)
+        return self._topics.requests(submission.tier), number
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
         """Take many in, step by step; each has its own answer, or its own error."""
@@ -197,6 +213,12 @@ class Intake:
         with suppress(StoreDownError):
             return await self._claims.claim(self._claim(asked))
         return None
+
+    async def _close(self, asked: Asked, answer: Answer | None) -> None:
+        """The POST ends with this answer; None: with an error of ours."""
+        self._predicted(asked, answer)
+        if asked.is_named:
+            await self._let_go(asked, answer)
 
     async def _let_go(self, asked: Asked, answer: Answer | Exception | None) -> None:
         """The POST ends: what is not in the log frees its key, what may be there keeps it.
@@ -259,19 +281,14 @@ class Intake:
 
     async def _publish(self, asked: Asked) -> Answer:
         submission, name = asked.submission, asked.name
-        request, endpoint = submission.request, submission.endpoint
-        topic = self._topics.requests(submission.tier)
-        partition = self._topics.request_partition(endpoint.pool, request.tenant, asked.policy)
+        request, place = submission.request, self.place(asked)
 
         def acceptance(offset: int) -> Acceptance:
-            now_ms, tier = self._clock.now_ms(), submission.tier
-            place = (topic, partition, offset)
-            return Acceptance(endpoint.name, tier, *place, now_ms, asked.digest, asked.call)
+            return self._acceptance(asked, place, offset)
 
         try:
             offset = await self._publisher.publish(
-                topic,
-                partition,
+                *place,
                 submission.body,
                 key=request.tenant.encode(),
                 headers=codec.header(request, asked.passed_through),
@@ -289,6 +306,11 @@ class Intake:
             return in_doubt(name.id, asked.key, str(error))
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
+
+    def _acceptance(self, asked: Asked, place: Partition, offset: int) -> Acceptance:
+        endpoint, tier = asked.submission.endpoint.name, asked.submission.tier
+        now_ms = self._clock.now_ms()
+        return Acceptance(endpoint, tier, *place, offset, now_ms, asked.digest, asked.call)
 
     async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
         """Index an accepted request, now or when Redis is back: it is accepted anyhow."""

@@ -94,6 +94,18 @@ class Predict(StrEnum):
     ON = "on"
 
 
+class Inbox(StrEnum):
+    """Whether a tenant may put requests on the bus itself, and what happens over its limits.
+
+    `refuse`: each request over a limit is answered at once. `hold`: its inbox waits until there
+    is room, in order.
+    """
+
+    OFF = "off"
+    REFUSE = "refuse"
+    HOLD = "hold"
+
+
 class Topology(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Partition counts; fixed by the first policy of a deployment.
 
@@ -203,6 +215,8 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     `aging_ms`: each so many milliseconds of waiting are worth one step of priority against
     the tenant's own other requests; 0: none. The limits, `shadow` and `waiting_tokens` override
     an endpoint's, by endpoint name; a parent's limits count its children's requests as well.
+    `inbox` gives it topics of its own: it writes requests to one and reads their results from
+    the other.
     """
 
     name: str
@@ -219,6 +233,7 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tokens_per_month: dict[str, int] = field(default_factory=dict)
     shadow: dict[str, tuple[str, ...]] = field(default_factory=dict)
     waiting_tokens: dict[str, int] = field(default_factory=dict)
+    inbox: Inbox = Inbox.OFF
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
