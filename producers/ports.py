@@ -126,23 +126,3 @@ class BacklogReader(Protocol):
 
     async def fetch(self, names: Sequence[str]) -> list[bytes | None]:
         """What stands under each name, None where nothing does; raises StoreDownError."""
-
-
-class Meter(Protocol):
-    """Numbers for people: names and labels come from bounded vocabularies."""
-
-    def count(self, name: str, amount: int = 1, **labels: str) -> None:
-        """Add to a counter."""
-
-    def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
-
-
-class NoMeter:
-    """Counts nothing."""
-
-    def count(self, name: str, amount: int = 1, **labels: str) -> None:
-        """Do nothing."""
-
-    def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Do nothing."""
