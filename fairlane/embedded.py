@@ -13,7 +13,7 @@ same however many requests pass through.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
@@ -269,7 +269,7 @@ class _LocalCharges:
         now_ms = self._clock.now_ms()
         return sum(self._limits.settle(one, now_ms) for one in settlements)
 
-    async def announce(self, name: str) -> int:
+    async def announce(self, _: str) -> int:
         """There is one ingress."""
         return 1
 
