@@ -275,7 +275,7 @@ class _LocalCharges:
         now_ms = self._clock.now_ms()
         return sum(self._limits.settle(one, now_ms) for one in settlements)
 
-    async def announce(self, _name: str) -> int:
+    async def announce(self, _: str) -> int:
         """There is one ingress."""
         return 1
 

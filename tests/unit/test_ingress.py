@@ -260,7 +260,10 @@ def test_the_limit_refuses_with_whole_seconds_and_numbers() -> None:
         problem = refused.json()
         assert (problem["limit"], problem["used"], problem["remaining"]) == (10, 8, 2)
         assert problem["retry_after_s"] == int(refused.headers["retry-after"])
-        assert problem["detail"] == "8 of 10 requests/minute at 'heavy' are used, the request costs 4"
+        assert problem["limit_name"] == "requests/minute"
+        assert (
+            problem["detail"] == "8 of 10 requests/minute at 'heavy' are used, the request costs 4"
+        )
         never = await opened.post("bolt", endpoint="heavy", tier="batch")
         assert (never.status_code, never.json()["reason"]) == (403, "never_fits")
         assert never.headers["x-should-retry"] == "false"
