@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from adapters.redis import EMBEDDED, RedisIndex, RedisLimits, connect
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
-from producers.ports import Index, Limits
+from producers.ports import Index, Limits, Meter, NoMeter
 from schemas import codec
 from schemas.keys import key_record, new_key
 from schemas.log import Log, Partition, Reader, Record
@@ -181,6 +181,7 @@ async def door(
     policy: Policy | None = POLICY,
     limits: Limits | None = None,
     index: Index | None = None,
+    meter: Meter | None = None,
     seed: int = 1,
 ) -> AsyncIterator[Door]:
     """Open a door: topics made, policy and one key a tenant published and read."""
@@ -194,6 +195,7 @@ async def door(
         index=index or RedisIndex(redis, prefix, REDIS_S),
         clock=clock,
         random_bytes=random.randbytes,
+        meter=meter or NoMeter(),
     )
     ingress = Ingress(parts)
     transport = httpx.ASGITransport(build_app(ingress))
