@@ -22,9 +22,10 @@ from secrets import token_hex
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError
 
 from schemas.front import (
@@ -76,10 +77,21 @@ def connect(url: str) -> "Redis":
         return cast("Redis", FakeAsyncRedis())
     return Redis.from_url(
         url,
-        socket_timeout=WRITE_TIMEOUT_S,
+        connection_class=_Connection,  # of addresses that name no other one
+        socket_timeout=None,  # every call has its own time (`_answered`): one watch is enough
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+class _Connection(Connection):
+    """Packs commands in C, which the client does for its blocking connections alone."""
+
+    _packer = HiredisRespSerializer()
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """A command as bytes."""
+        return self._packer.pack(*args)
 
 
 async def _answered(call: Awaitable[R], timeout_s: float) -> R:
@@ -201,6 +213,7 @@ class RedisIndex:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
+        self._accept = client.register_script(_source("accept"))
         self._finish = client.register_script(_source("finish"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
@@ -222,12 +235,10 @@ class RedisIndex:
         await self._acceptances((name, acceptance))
 
     async def _accept_all(self, items: list[tuple[RequestName, Acceptance]]) -> list[None]:
-        pipe = self._client.pipeline(transaction=False)
-        for name, acceptance in items:
-            pipe.hsetnx(self._key(name), "accepted", _text(acceptance))
-            # The end may have come first: it has set its own time, which stays.
-            pipe.pexpire(self._key(name), WAITING_TTL_MS, nx=True)
-        await _answered(pipe.execute(), self._timeout_s)
+        keys = [self._key(name) for name, _ in items]
+        arguments: list[str | int] = [WAITING_TTL_MS]
+        arguments += [_text(acceptance) for _, acceptance in items]
+        await _answered(self._accept(keys=keys, args=arguments), self._timeout_s)
         return [None] * len(items)
 
     async def finish(self, endings: Sequence[Ending]) -> None:

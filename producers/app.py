@@ -23,13 +23,13 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from producers.bulk import BULK_BYTES_MAX, TOO_LARGE, Bulk, has_too_many_lines
-from producers.core import ids
 from producers.core.answers import (
     AGAIN_S,
     JSON_TYPE,
@@ -41,16 +41,13 @@ from producers.core.answers import (
     unavailable,
 )
 from producers.core.lines import KEY_FIELD
-from producers.core.submission import BODY_BYTES_MAX
+from producers.hot import TRACE_CHARS_MAX, Shortcut, Submit
 from producers.ingress import ROUTE, WAIT_S_MAX, Caller, Ingress
-from producers.intake import Accepted
 from producers.reading import BODY_S, CHUNK_S, NoRoomError, Reads, read_body
 from schemas.reasons import TABLE, Reason, Retry
 
 BULK_ROUTE = ROUTE + ":bulk"
 NDJSON_TYPE = "application/x-ndjson"
-#: Longest traceparent that is passed on; the format's version 00 has 55 characters.
-TRACE_CHARS_MAX = 128
 #: A caller of bulk that takes none of its verdicts for so long is given up, with its place among
 #: the calls under way. As long as callers of long polls wait: a busy one comes back by then.
 SEND_S = 30.0
@@ -67,16 +64,17 @@ def build_app(ingress: Ingress) -> Starlette:
         finally:
             await ingress.stop()
 
-    door = _Door(ingress)
+    door, submit = _Door(ingress), Submit(ingress)
     return Starlette(
         routes=[
-            Route(ROUTE, door.submit, methods=["POST"]),
+            Route(ROUTE, submit, methods=["POST"]),
             Route(BULK_ROUTE, door.bulk, methods=["POST"]),
             Route(ROUTE + "/{id}", door.status, methods=["GET"]),
             Route(ROUTE + "/{id}/cancel", door.cancel, methods=["POST"]),
             Route("/healthz", door.healthz, methods=["GET"]),
             Route("/readyz", door.readyz, methods=["GET"]),
         ],
+        middleware=[Middleware(Shortcut, submit=submit)],
         exception_handlers={
             HTTPException: _http_error,
             ClientDisconnect: _gone,
@@ -92,34 +90,6 @@ class _Door:
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
         self._bulk, self._reads = Bulk(ingress), Reads()
-
-    async def submit(self, http: Request) -> Response:
-        """POST /v1/requests."""
-        too_large = f"the body may have up to {BODY_BYTES_MAX} bytes"
-        length = _content_length(http)
-        if length > BODY_BYTES_MAX:
-            detail = f"{too_large}, this one has {length}"
-            return _problem(self._ingress.refuse(Reason.BODY_TOO_LARGE, detail))
-        caller = self._ingress.authenticate(http.headers.get("authorization", ""))
-        if isinstance(caller, Problem):
-            return _problem(caller)
-        try:
-            body, is_cut = await read_body(http.stream(), BODY_BYTES_MAX)
-        except TimeoutError:
-            return self._too_slow(caller)
-        if is_cut:
-            return _problem(
-                self._ingress.refuse(Reason.BODY_TOO_LARGE, too_large, caller.tenant.name)
-            )
-        field = http.headers.get("idempotency-key")
-        key = ids.idempotency_key(field) if field is not None else None
-        if field is not None and key is None:
-            detail = f"Idempotency-Key: must be 1..{ids.KEY_CHARS_MAX} visible ASCII characters"
-            return _problem(
-                self._ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
-            )
-        answer = await self._ingress.submit(caller, body, key, _trace(http))
-        return _problem(answer) if isinstance(answer, Problem) else _accepted(answer)
 
     async def bulk(self, http: Request) -> Response:
         """POST /v1/requests:bulk."""
@@ -236,14 +206,8 @@ def _wait_s(text: str) -> float | None:
     return wait_s if math.isfinite(wait_s) and wait_s >= 0 else None
 
 
-def _json(status: int, document: bytes, headers: dict[str, str] | None = None) -> Response:
-    return Response(document, status, headers, JSON_TYPE)
-
-
-def _accepted(answer: Accepted) -> Response:
-    document = msgspec.json.encode({"id": answer.id, "state": answer.state})
-    headers = {"Location": f"{ROUTE}/{answer.id}", "Idempotency-Key": answer.key}
-    return _json(202, document, headers)
+def _json(status: int, document: bytes) -> Response:
+    return Response(document, status, None, JSON_TYPE)
 
 
 def _problem(problem: Problem, *, closes: bool = False) -> Response:
