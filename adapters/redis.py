@@ -91,7 +91,8 @@ class _Connection(Connection):
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """A command as bytes."""
-        return self._packer.pack(*args)
+        packed: list[bytes] = self._packer.pack(*args)
+        return packed
 
 
 async def _answered(call: Awaitable[R], timeout_s: float) -> R:
