@@ -22,9 +22,10 @@ from secrets import token_hex
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError
 
 from schemas.front import (
@@ -72,10 +73,22 @@ def connect(url: str) -> "Redis":
         return cast("Redis", FakeAsyncRedis())
     return Redis.from_url(
         url,
-        socket_timeout=WRITE_TIMEOUT_S,
+        connection_class=_Connection,  # of addresses that name no other one
+        socket_timeout=None,  # every call has its own time (`_answered`): one watch is enough
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+class _Connection(Connection):
+    """Packs commands in C, which the client does for its blocking connections alone."""
+
+    _packer = HiredisRespSerializer()
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """A command as bytes."""
+        packed: list[bytes] = self._packer.pack(*args)
+        return packed
 
 
 async def _answered(call: Awaitable[R], timeout_s: float) -> R:
@@ -157,6 +170,7 @@ class RedisIndex:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
+        self._accept = client.register_script(_source("accept"))
         self._finish = client.register_script(_source("finish"))
         self._listed = client.register_script(_source("listed"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
@@ -183,22 +197,14 @@ class RedisIndex:
         await self._acceptances((name, acceptance))
 
     async def _accept_all(self, items: list[tuple[RequestName, Acceptance]]) -> list[None]:
-        pipe = self._client.pipeline(transaction=False)
-        lists: dict[str, dict[str, int]] = {}
+        keys: list[str] = []
+        arguments: list[str | int] = [WAITING_TTL_MS, LISTED_MAX, LISTED_PER_CALL_MAX]
         for name, acceptance in items:
-            pipe.hsetnx(self._key(name), "accepted", _text(acceptance))
-            # The end may have come first: it has set its own time, which stays.
-            pipe.pexpire(self._key(name), WAITING_TTL_MS, nx=True)
-            at_ms = acceptance.accepted_ms
-            lists.setdefault(self._list(name.tenant), {})[name.id] = at_ms
-            if acceptance.call:
-                lists.setdefault(self._list(name.tenant, acceptance.call), {})[name.id] = at_ms
-        for key, listed in lists.items():
-            most = LISTED_MAX if key.endswith(":requests") else LISTED_PER_CALL_MAX
-            pipe.zadd(key, listed, nx=True)
-            pipe.zremrangebyrank(key, 0, -most - 1)
-            pipe.pexpire(key, WAITING_TTL_MS)
-        await _answered(pipe.execute(), self._timeout_s)
+            listed = self._list(name.tenant)
+            call = self._list(name.tenant, acceptance.call) if acceptance.call else listed
+            keys += [self._key(name), listed, call]
+            arguments += [_text(acceptance), name.id, acceptance.accepted_ms]
+        await _answered(self._accept(keys=keys, args=arguments), self._timeout_s)
         return [None] * len(items)
 
     async def finish(self, endings: Sequence[Ending]) -> None:
