@@ -5,10 +5,14 @@ happens, it waits and goes on, because what it holds stands in the log.
 """
 
 import asyncio
+import secrets
 import threading
 
 from adapters.clock import SystemClock
-from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.redis import RedisIndex, connect
+from adapters.redis_backlog import RedisBacklog
+from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from fairlane.run import (
     EXIT_CLEAN,
     EXIT_FENCED,
@@ -46,6 +50,9 @@ def run_inbox(process: Process, when_down: WhenDown) -> int:
                 index=RedisIndex(client, prefix),
                 clock=SystemClock(),
                 meter=meter,
+                random_bytes=secrets.token_bytes,
+                claims=RedisClaims(client, prefix),
+                backlog=RedisBacklog(client, prefix),
                 instance=process.instance,
                 when_down=when_down,
             )

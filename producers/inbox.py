@@ -10,12 +10,23 @@ import logging
 from dataclasses import dataclass
 
 from producers.directory import Directory
+from producers.flights import OneProcess
 from producers.following import Followers
 from producers.inbox_desk import Desk, DeskParts
-from producers.inbox_ports import Meter
+from producers.ingress import BACKLOG_S, OWNER_BYTES
 from producers.intake import Intake
 from producers.limiting import LimitKeeper, WhenDown
-from producers.ports import Clock, Index, Limits, Offload
+from producers.ports import (
+    BacklogReader,
+    Claims,
+    Clock,
+    Index,
+    Limits,
+    Meter,
+    Offload,
+    RandomBytes,
+)
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas.front import StoreDownError
@@ -43,9 +54,14 @@ class InboxParts:
     index: Index
     clock: Clock
     meter: Meter
+    random_bytes: RandomBytes
     offload: Offload = asyncio.to_thread
     instance: str | None = None
     when_down: WhenDown = WhenDown.DEGRADED
+    #: None: there is no other ingress.
+    claims: Claims | None = None
+    #: None: nothing is refused by predicted waits.
+    backlog: BacklogReader | None = None
 
 
 class Inboxes:
@@ -56,10 +72,22 @@ class Inboxes:
         self._parts, self._topics = parts, parts.topics
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
-        keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
+        name = parts.instance or parts.random_bytes(OWNER_BYTES).hex()
+        self._keeper = LimitKeeper(
+            parts.limits, parts.clock, parts.when_down, name=name, meter=parts.meter
+        )
+        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._intake = Intake(
-            self._publisher, keeper, parts.index, self._refusals, parts.topics, parts.clock
+            self._publisher,
+            self._keeper,
+            parts.index,
+            parts.claims or OneProcess(parts.index),
+            self._refusals,
+            parts.topics,
+            parts.clock,
+            self._predictor,
+            name,
         )
         self._desk_parts = DeskParts(
             parts.log,
@@ -84,6 +112,8 @@ class Inboxes:
         self._followers.start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         self._followers.start("inboxes", lambda: self.turn(POLL_S))
         self._followers.start("tick", self._tick)
+        if self._parts.backlog is not None:
+            self._followers.start("backlog", self._follow_backlog)
 
     def ended(self) -> str:
         """What it follows no more, because another process of its name does."""
@@ -161,8 +191,14 @@ class Inboxes:
         if membership:
             membership.close()
 
+    async def _follow_backlog(self) -> int:
+        await self._followers.pause(BACKLOG_S)
+        view = self.directory.view
+        return await self._predictor.follow(view.policy if view else None)
+
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
         self._refusals.tick()
+        await self._keeper.turn()
         await self._intake.index_late()
         return 1

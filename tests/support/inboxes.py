@@ -18,8 +18,12 @@ from schemas.front import (
     Charge,
     Ending,
     Entry,
+    LimitState,
+    Listed,
     RequestName,
+    Settlement,
     Verdict,
+    Window,
 )
 from schemas.log import Headers, Record
 from schemas.policy import (
@@ -84,16 +88,30 @@ class MinuteLimits:
         self.asked[charge.tenant] += 1
         now_ms = self._clock.now_ms()
         taken = self.charged[charge.tenant, charge.endpoint, now_ms // 60_000]
-        used = sum(taken.values())
+        used, limit = sum(taken.values()), charge.allowance.requests_per_minute or 0
+        admission, wait_ms = Admission.CHARGED, 0
         if charge.id in taken:
-            return Verdict(Admission.REPEATED, charge.limit, used, charge.limit - used, 0)
-        if charge.cost > charge.limit:
-            return Verdict(Admission.NEVER, charge.limit, used, charge.limit - used, 0)
-        if used + charge.cost > charge.limit:
-            wait_ms = 60_000 - now_ms % 60_000
-            return Verdict(Admission.REFUSED, charge.limit, used, charge.limit - used, wait_ms)
-        taken[charge.id] = charge.cost
-        return Verdict(Admission.CHARGED, charge.limit, used, charge.limit - used, 0)
+            admission = Admission.REPEATED
+        elif charge.requests > limit:
+            admission = Admission.NEVER
+        elif used + charge.requests > limit:
+            admission, wait_ms = Admission.REFUSED, 60_000 - now_ms % 60_000
+        else:
+            taken[charge.id] = charge.requests
+        name = "" if admission > 0 else "requests/minute"
+        state = LimitState("requests/minute", limit, used, limit - used, 60, 60)
+        return Verdict(admission, (state,), wait_ms, name, charge.tenant if name else "")
+
+    async def refund(self, charge: Charge) -> bool:
+        minute = self._clock.now_ms() // 60_000
+        taken = self.charged[charge.tenant, charge.endpoint, minute]
+        return taken.pop(charge.id, None) is not None
+
+    async def settle(self, settlements: Sequence[Settlement]) -> int:
+        raise AssertionError(settlements)
+
+    async def announce(self, name: str) -> int:
+        return 1
 
 
 class DictIndex:
@@ -117,6 +135,15 @@ class DictIndex:
 
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         return [await self.lookup(name) for name in names]
+
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        raise AssertionError(names)
+
+    async def listed(self, window: Window) -> list[Listed]:
+        raise AssertionError(window)
+
+    async def was_listed(self, name: RequestName) -> bool:
+        raise AssertionError(name)
 
 
 class Meter:
@@ -170,6 +197,7 @@ class Post:
                 index=self.index,
                 clock=self.clock,
                 meter=self.meter,
+                random_bytes=bytes,
                 offload=in_place,
                 instance=instance,
             )
