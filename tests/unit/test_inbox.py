@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from adapters.memory import CommitFault
 from producers.core.inbox_marks import MARKS_MAX, decode, encode
 from producers.core.submission import BODY_BYTES_MAX, outline
 from producers.inbox_takeover import group
+from producers.limiting import WhenDown
 from schemas import codec
 from schemas.log import Headers, LogError
 from schemas.policy import Endpoint, Inbox, Pool, Topology
@@ -392,6 +395,56 @@ def test_a_request_that_came_by_inbox_is_found_by_its_id() -> None:
     [(name, acceptance)] = post.index.accepted.items()
     assert (name.tenant, name.id) == ("acme", request_id)
     assert (acceptance.topic, acceptance.partition) == place
+
+
+@pytest.mark.parametrize("tenant", ["acme", "bolt"])
+def test_while_limits_can_not_be_asked_for_records_wait_and_none_is_refused(tenant: str) -> None:
+    post = Post()
+    post.limits.down.add("tight")
+    for endpoint in ("chat", "tight", "chat", "tight"):
+        key = [("idempotency-key", f"{endpoint}-{len(requests(post))}".encode())]
+        post.put(tenant, {"endpoint": endpoint, "input": 1}, key if endpoint == "chat" else ())
+
+    async def life() -> None:
+        process = post.process(when_down=WhenDown.CLOSED)
+        await post.run(process, 30)
+        assert [offset for _, offset, _ in requests(post)[tenant]] == [0]
+        post.limits.down.clear()
+        await post.run(process, 60)
+        await process.stop()
+        assert process._intake._charged == {}, "what was admitted and not published is given up"
+
+    asyncio.run(life())
+    assert faults(post, (tenant,)) == []
+    assert "refused" not in {answer["kind"] for answer in post.answers(tenant)}
+
+
+@pytest.mark.parametrize("fault", list(CommitFault))
+def test_the_same_process_goes_on_after_a_commit_in_doubt(fault: CommitFault) -> None:
+    post = Post()
+    failed: list[str] = []
+
+    def once(transactional_id: str) -> CommitFault | None:
+        if failed or "inbox" not in transactional_id or not requests(post)["acme"]:
+            return None
+        failed.append(transactional_id)
+        return fault
+
+    post.log.faults = once
+    post.put("acme", GOOD)
+    post.put("acme", {})
+
+    async def life() -> None:
+        process = post.process()
+        for _ in range(20):
+            with suppress(LogError):
+                await post.run(process, 1)
+        assert failed
+        assert faults(post, ("acme",)) == []
+        assert len(post.answers("acme")) == 2
+        await process.stop()
+
+    asyncio.run(life())
 
 
 def test_our_own_failure_at_one_record_is_answered_and_stops_nothing(
