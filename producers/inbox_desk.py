@@ -221,6 +221,8 @@ class Desk:
             read = read_mail(record, source, view.tenants[source.tenant], view, now_ms)
             if stand or not isinstance(read.asked, Asked):
                 return read._replace(stand=stand)
+            if not standing.seen[part]:
+                return read
             if standing.is_overtaken(part, record.offset, parts.intake.place(read.asked)):
                 return read._replace(asked=overtaken())
             return read
