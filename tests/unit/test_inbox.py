@@ -14,7 +14,7 @@ from producers.core.submission import BODY_BYTES_MAX, outline
 from producers.inbox_takeover import group
 from producers.limiting import WhenDown
 from schemas import codec
-from schemas.log import Headers, LogError
+from schemas.log import UNREADABLE_HEADER, Headers, LogError
 from schemas.policy import Endpoint, Inbox, Pool, Topology
 from schemas.records import Request
 from schemas.topics import Topics
@@ -71,6 +71,7 @@ def test_what_is_no_request_is_refused_and_nothing_stops(
     [
         ([(f"h{number}", b"") for number in range(33)], "headers"),
         ([("x", b"y" * 100)] * 5_000, "headers"),
+        ([(UNREADABLE_HEADER, b"")], "headers"),
         ([("idempotency-key", b"")], "idempotency-key"),
         ([("idempotency-key", b"two words")], "idempotency-key"),
         ([("Idempotency-Key", b"\xff\xfe")], "idempotency-key"),
