@@ -44,7 +44,11 @@ class Copies:
     def put(self, record: Record) -> None:
         """Take in what was read."""
         self._next = record.offset + 1
-        answer = copy_of(record, self._tenants)
+        try:
+            answer = copy_of(record, self._tenants)
+        except Exception:  # whatever is wrong with one, the others' come
+            log.exception("%s: failed, and is not copied", record.place)
+            return
         if answer is not None:
             self._copies.append(_Copy(record.offset, answer))
             self._bytes += answer.size
