@@ -126,8 +126,8 @@ def look_back(
     positions, ends, gaps = {}, {}, []
     for part, source in sources.items():
         commit = committed.get(part)
-        low, ends[part] = low, end = reader.bounds(part)
-        positions[part] = low
+        low, end = reader.bounds(part)
+        positions[part], ends[part] = low, end
         if commit is None or commit.metadata != source.topic_id:
             continue  # a new inbox, or one that was made again
         if commit.offset > end:
