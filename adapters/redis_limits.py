@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Items in one script call: about 1 ms of Redis's time, so that others are not held up.
 ITEMS_MAX = 64
+#: Script calls under way at a time: Redis runs one while this process makes the next.
+CALLS_MAX = 2
 #: Texts of allowances that are kept: one for each that a policy names, mostly far fewer.
 _TEXTS_MAX = 4_096
 
@@ -69,7 +71,7 @@ class RedisLimits:
         self.now_override_ms = now_override_ms
         self._script = client.register_script(_source("limiter"))
         self._ingresses = client.register_script(_source("ingresses"))
-        self._gather = Gather(self._run_soon, ITEMS_MAX)
+        self._gather = Gather(self._run_soon, ITEMS_MAX, CALLS_MAX)
 
     async def charge(self, charge: Charge) -> Verdict:
         """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
