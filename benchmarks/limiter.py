@@ -173,7 +173,7 @@ async def worst(url: str, phases: int) -> int:
             limits: RedisLimits = limits,
             number: Iterator[int] = number,
             allowance: Allowance = allowance,
-            is_tokens: bool = is_tokens,  # noqa: FBT001 - bound here, never passed
+            is_tokens: bool = is_tokens,
         ) -> tuple[bool, int]:
             limits.now_override_ms = str(now_ms)
             amounts = (1, cost) if is_tokens else (cost, 1)
