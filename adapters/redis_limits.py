@@ -26,6 +26,7 @@ from schemas.front import (
     SLOT_MS,
     SLOTS,
     Charge,
+    MonthUse,
     Settlement,
     Verdict,
 )
@@ -106,6 +107,17 @@ class RedisLimits:
             done += sum(answer[0] for answer in await self._run(items, WRITE_TIMEOUT_S))
         return done
 
+    async def restore(self, uses: Sequence[MonthUse]) -> int:
+        """Raise what a month's counters hold to what is known to have been taken.
+
+        For a Redis that lost them. Returns how many were raised; raises StoreDownError.
+        """
+        done = 0
+        for start in range(0, len(uses), ITEMS_MAX):
+            items = [self._month(use) for use in uses[start : start + ITEMS_MAX]]
+            done += sum(answer[0] for answer in await self._run(items, WRITE_TIMEOUT_S))
+        return done
+
     async def announce(self, name: str) -> int:
         """Say that an ingress lives; returns how many do. Raises StoreDownError."""
         call = self._ingresses(keys=[f"{self._prefix}:ingresses"], args=[name, INGRESS_TTL_MS])
@@ -120,6 +132,11 @@ class RedisLimits:
         if parent:
             return _Item(root, (own, f"{tag}:limit:{parent}:{endpoint}", paid), words)
         return _Item(root, (own, paid), words)
+
+    def _month(self, use: MonthUse) -> _Item:
+        root = use.parent or use.tenant
+        key = f"{self._prefix}:{{{root}}}:limit:{use.tenant}:{use.endpoint}"
+        return _Item(root, (key, key), f"m 1 {use.month_end_ms} {use.requests} {use.tokens}")
 
     async def _run_soon(self, items: list[_Item]) -> list[list[int]]:
         return await self._run(items, self._timeout_s)
