@@ -4,9 +4,12 @@ What belongs here: keys, commands, time-outs, and gathering concurrent calls int
 trip. What does not: what to do while Redis is down; every failure of the client surfaces as
 `StoreDownError`.
 
-Keys, the first with the tenant as the hash tag and a TTL:
-    <prefix>:{<tenant>}:request:<id>   hash: `accepted`, `ended` (JSON), `body` (bytes)
-    <prefix>:index:generation          string without TTL: goes with a lost index
+Keys, all but the last with the tenant as the hash tag and a TTL:
+    <prefix>:{<tenant>}:request:<id>             hash: `accepted`, `ended` (JSON), `body` (bytes)
+    <prefix>:{<tenant>}:requests                 sorted set: ids by the time of acceptance
+    <prefix>:{<tenant>}:call:<x-request-id>      the same, of the calls with this x-request-id
+
+    <prefix>:index:generation                    string without TTL: goes with a lost index
 
 The two halves of an index entry are separate fields, each written once: whichever of the
 acceptance and the result comes first, neither can overwrite the other (lua/finish.lua).
@@ -19,20 +22,25 @@ from secrets import token_hex
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError
 
 from schemas.front import (
     INDEX_TTL_MS,
+    LISTED_MAX,
+    LISTED_PER_CALL_MAX,
     WAITING_TTL_MS,
     Acceptance,
     Ending,
     Entry,
+    Listed,
     RequestName,
     StoreDownError,
     Terminal,
+    Window,
 )
 
 #: A call that takes longer counts as Redis being down: a caller waits no longer than this.
@@ -65,10 +73,22 @@ def connect(url: str) -> "Redis":
         return cast("Redis", FakeAsyncRedis())
     return Redis.from_url(
         url,
-        socket_timeout=WRITE_TIMEOUT_S,
+        connection_class=_Connection,  # of addresses that name no other one
+        socket_timeout=None,  # every call has its own time (`_answered`): one watch is enough
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+class _Connection(Connection):
+    """Packs commands in C, which the client does for its blocking connections alone."""
+
+    _packer = HiredisRespSerializer()
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """A command as bytes."""
+        packed: list[bytes] = self._packer.pack(*args)
+        return packed
 
 
 async def _answered(call: Awaitable[R], timeout_s: float) -> R:
@@ -161,12 +181,18 @@ class RedisIndex:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
+        self._accept = client.register_script(_source("accept"))
         self._finish = client.register_script(_source("finish"))
+        self._listed = client.register_script(_source("listed"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
 
     def _key(self, name: RequestName) -> str:
         return f"{self._prefix}:{{{name.tenant}}}:request:{name.id}"
+
+    def _list(self, tenant: str, call: str = "") -> str:
+        own = f"{self._prefix}:{{{tenant}}}"
+        return f"{own}:call:{call}" if call else f"{own}:requests"
 
     async def generation(self) -> str:
         """Name of what Redis holds: another one once it was flushed. Raises StoreDownError."""
@@ -182,22 +208,25 @@ class RedisIndex:
         await self._acceptances((name, acceptance))
 
     async def _accept_all(self, items: list[tuple[RequestName, Acceptance]]) -> list[None]:
-        pipe = self._client.pipeline(transaction=False)
+        keys: list[str] = []
+        arguments: list[str | int] = [WAITING_TTL_MS, LISTED_MAX, LISTED_PER_CALL_MAX]
         for name, acceptance in items:
-            pipe.hsetnx(self._key(name), "accepted", _text(acceptance))
-            # The end may have come first: it has set its own time, which stays.
-            pipe.pexpire(self._key(name), WAITING_TTL_MS, nx=True)
-        await _answered(pipe.execute(), self._timeout_s)
+            listed = self._list(name.tenant)
+            call = self._list(name.tenant, acceptance.call) if acceptance.call else listed
+            keys += [self._key(name), listed, call]
+            arguments += [_text(acceptance), name.id, acceptance.accepted_ms]
+        await _answered(self._accept(keys=keys, args=arguments), self._timeout_s)
         return [None] * len(items)
 
     async def finish(self, endings: Sequence[Ending]) -> None:
         """Write terminal outcomes; the first one of a request stays. Raises StoreDownError."""
         for start in range(0, len(endings), ENDINGS_MAX):
             keys: list[str] = []
-            arguments: list[str | int | bytes] = [INDEX_TTL_MS]
+            arguments: list[str | int | bytes] = [INDEX_TTL_MS, WAITING_TTL_MS, LISTED_MAX]
             for name, terminal, body in endings[start : start + ENDINGS_MAX]:
-                keys.append(self._key(name))
+                keys += [self._key(name), self._list(name.tenant)]
                 arguments += [_text(terminal), int(body is not None), body or b""]
+                arguments.append(terminal.arrived_ms)
             await _answered(self._finish(keys=keys, args=arguments), WRITE_TIMEOUT_S)
 
     async def lookup(self, name: RequestName) -> Entry | None:
@@ -217,6 +246,30 @@ class RedisIndex:
             pipe.hmget(self._key(name), ["accepted", "ended", "body"])
         answers: list[Any] = await _answered(pipe.execute(), self._timeout_s)
         return [_entry(*answer) for answer in answers]
+
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same without outputs; raises StoreDownError."""
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.hmget(self._key(name), ["accepted", "ended"])
+        answers: list[Any] = await _answered(pipe.execute(), self._timeout_s)
+        return [_entry(accepted, ended, None) for accepted, ended in answers]
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first; raises StoreDownError."""
+        after_ms, after_id = window.after or ("", "")
+        arguments = [window.since_ms, window.until_ms, window.size, after_ms, after_id]
+        key = self._list(window.tenant, window.call)
+        found: list[bytes] = await _answered(
+            self._listed(keys=[key], args=arguments), self._timeout_s
+        )
+        places = zip(found[::2], found[1::2], strict=True)
+        return [Listed(int(float(score)), member.decode()) for member, score in places]
+
+    async def was_listed(self, name: RequestName) -> bool:
+        """Whether a request that has no entry any more had one; raises StoreDownError."""
+        scoring = self._client.zscore(self._list(name.tenant), name.id)
+        return await _answered(scoring, self._timeout_s) is not None
 
     async def is_up(self) -> bool:
         """Tell whether Redis answers in time."""

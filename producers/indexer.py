@@ -48,14 +48,15 @@ class Indexer:
         instance: str | None,
         ended: Callable[[Iterable[RequestName]], None],
         settle: Callable[[Sequence[Ending]], Awaitable[None]],
+        measured: Callable[[Iterable[Ending]], None] = lambda _endings: None,
     ) -> None:
         """Join nothing before the first turn.
 
-        `instance` names a static member; `ended` is told the requests that were indexed;
-        `settle` takes what they used, and the same again is nothing to it.
+        `instance` names a static member; `ended` is told the requests that were indexed,
+        `measured` how they ended; `settle` takes what they used, and the same again is nothing
+        to it.
         """
-        self._settle = settle
-        self._ended = ended
+        self._settle, self._ended, self._measured = settle, ended, measured
         self._log, self._topics, self._index = the_log, topics, index
         self._clock, self._offload = clock, offload
         # Who shares the work, and where it stands, are two groups: Kafka takes a commit from
@@ -87,6 +88,7 @@ class Indexer:
         await self._index.finish(self._endings)
         self._ended(ending.name for ending in self._endings)
         await self._settle(self._endings)
+        self._measured(self._endings)
         await self._offload(self._commit)
         return count
 
@@ -129,7 +131,7 @@ class Indexer:
             return
         for record in records:
             self._read[record.topic, record.partition] = record.offset + 1
-            ending = _ending(record)
+            ending = ending_of(record)
             if ending:
                 self._endings.append(ending)
 
@@ -168,7 +170,7 @@ class Indexer:
         self._endings, self._read = [], {}
 
 
-def _ending(record: Record) -> Ending | None:
+def ending_of(record: Record) -> Ending | None:
     """What a results record means for the index; None when it says nothing new."""
     try:
         result: Result = decode_header(record, Result)

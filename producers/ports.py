@@ -7,7 +7,19 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from schemas.front import Acceptance, Charge, Ending, Entry, RequestName, Settlement, Verdict
+from schemas.front import (
+    Acceptance,
+    Charge,
+    Claim,
+    Claimed,
+    Ending,
+    Entry,
+    Listed,
+    RequestName,
+    Settlement,
+    Verdict,
+    Window,
+)
 
 T = TypeVar("T")
 
@@ -56,6 +68,15 @@ class Index(Protocol):
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up in one go, answers in their order."""
 
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same without outputs."""
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first."""
+
+    async def was_listed(self, name: RequestName) -> bool:
+        """Whether a request that has no entry any more had one."""
+
 
 class Meter(Protocol):
     """Numbers for people: names and labels come from bounded vocabularies."""
@@ -77,8 +98,31 @@ class NoMeter:
         """Do nothing."""
 
 
+class Claims(Protocol):
+    """Which POSTs with an Idempotency-Key are under way, at any ingress.
+
+    Every call raises StoreDownError.
+    """
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Begin a POST, or learn why not: known, under way elsewhere, another body's key."""
+
+    async def release(self, claim: Claim) -> None:
+        """It ended with nothing in the log: the key is free again, for any body."""
+
+    async def hold(self, claim: Claim) -> None:
+        """It ended in doubt: the key is this body's, and anybody may go on with it at once."""
+
+
 class Offload(Protocol):
     """Runs a call of the log that may block: `asyncio.to_thread`, or in place in tests."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
         """Run `call` and return its answer."""
+
+
+class BacklogReader(Protocol):
+    """The board on which schedulers publish what waits (`schemas.backlog`)."""
+
+    async def fetch(self, names: Sequence[str]) -> list[bytes | None]:
+        """What stands under each name, None where nothing does; raises StoreDownError."""

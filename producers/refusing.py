@@ -3,7 +3,7 @@
 from producers.core.answers import Problem
 from producers.core.refusals import RefusalMeter
 from producers.directory import Directory
-from producers.ports import Clock
+from producers.ports import Clock, Meter, NoMeter
 from producers.publisher import Publisher
 from schemas import codec
 from schemas.front import Charge
@@ -15,17 +15,23 @@ class RefusalLog:
     """Publishes refusals at a bounded rate; never waits, and drops what the log won't take."""
 
     def __init__(
-        self, publisher: Publisher, directory: Directory, topics: Topics, clock: Clock
+        self,
+        publisher: Publisher,
+        directory: Directory,
+        topics: Topics,
+        clock: Clock,
+        counted: Meter | None = None,
     ) -> None:
         """The directory tells the number of partitions; before a policy nothing is recorded."""
         self._publisher, self._directory = publisher, directory
         self._topics, self._clock = topics, clock
-        self._meter = RefusalMeter()
+        self._meter, self._counted = RefusalMeter(), counted or NoMeter()
 
     def note(
         self, problem: Problem, tenant: str, endpoint: str, charge: Charge | None = None
     ) -> None:
         """Record one refusal, or count it when its tenant's come too fast."""
+        self._counted.count("ingress_refusals", reason=problem.reason.value)
         refusal = Refusal(
             v=VERSION,
             id=charge.id if charge else "",

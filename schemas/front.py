@@ -29,6 +29,16 @@ WAITING_TTL_MS = RETENTION_MS // 2 + INDEX_TTL_MS
 OPEN_CHARGE_TTL_MS = WAITING_TTL_MS
 #: An ingress that has not said for so long that it lives is not counted among those that do.
 INGRESS_TTL_MS = 10_000
+#: Requests of a tenant that are listed, the newest; an older one is found by its id alone.
+LISTED_MAX = 100_000
+#: And of one x-request-id: as many as a bulk call has lines.
+LISTED_PER_CALL_MAX = 10_000
+#: No time is later than this: 2^53, up to which every reader of JSON is exact.
+MS_MAX = 1 << 53
+#: A POST with an Idempotency-Key holds it so long at the most against its copies elsewhere, also
+#: when its ingress is killed. One that takes longer may be overtaken by a copy, which changes
+#: nothing: the scheduler drops the second of an id, and another body is refused anyhow.
+CLAIM_MS = 2_000
 #: Outputs up to this size stand in the index; larger ones are read from the log.
 INLINE_BYTES_MAX = 64_000
 
@@ -138,7 +148,10 @@ def _first(verdict: Verdict) -> LimitState:
 
 
 class Acceptance(Struct, frozen=True):
-    """A request is in the log, at this place; `digest` is of its body, "" when unknown."""
+    """A request is in the log, at this place; `digest` is of its body, "" when unknown.
+
+    `call` is the x-request-id that its caller gave, "" when there was none.
+    """
 
     endpoint: str
     tier: str
@@ -147,6 +160,7 @@ class Acceptance(Struct, frozen=True):
     offset: int
     accepted_ms: int
     digest: str = ""
+    call: str = ""
 
 
 class Terminal(Struct, frozen=True):
@@ -181,6 +195,48 @@ class RequestName(NamedTuple):
 
     tenant: str
     id: str
+
+
+class Listed(NamedTuple):
+    """A request's place in its tenant's list, which is ordered by both."""
+
+    accepted_ms: int
+    id: str
+
+
+class Window(NamedTuple):
+    """A piece of a tenant's list, newest first: at most `size` places, behind `after`.
+
+    `call` "" is every call's requests, else only those of this x-request-id. Both bounds of
+    time belong to it.
+    """
+
+    tenant: str
+    size: int
+    after: Listed | None = None
+    since_ms: int = 0
+    until_ms: int = MS_MAX
+    call: str = ""
+
+
+class Claim(NamedTuple):
+    """A POST with an Idempotency-Key begins: its request, its body's digest, its ingress."""
+
+    name: RequestName
+    digest: str
+    owner: str
+
+
+class Claimed(NamedTuple):
+    """Answer to a claim; with neither entry nor holder the POST may go on if the digest is its own.
+
+    `entry` is what is known of an earlier one (its body is left out), `digest` the body to which
+    the key belongs ("" when unknown). `is_held`: another ingress is at it right now.
+    """
+
+    entry: Entry | None
+    digest: str
+    is_held: bool
 
 
 class Ending(NamedTuple):

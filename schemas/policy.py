@@ -83,6 +83,29 @@ UNLIMITED = Allowance()
 LIMITS = Allowance._fields[:4]
 
 
+class Predict(StrEnum):
+    """What is done with a request that would not be served in time.
+
+    `shadow` counts it and lets it in: to see what `on` would do.
+    """
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ON = "on"
+
+
+class Inbox(StrEnum):
+    """Whether a tenant may put requests on the bus itself, and what happens over its limits.
+
+    `refuse`: each request over a limit is answered at once. `hold`: its inbox waits until there
+    is room, in order.
+    """
+
+    OFF = "off"
+    REFUSE = "refuse"
+    HOLD = "hold"
+
+
 class Topology(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Partition counts; fixed by the first policy of a deployment.
 
@@ -146,6 +169,10 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
+
+    At the door a request that would not end by its deadline is refused, or one without a deadline
+    that would not end within `latency_ms` of its tier, by the predicted wait: as `predict` says.
+    `waiting_tokens` is how many tokens of a tenant may wait; more are refused there.
     """
 
     name: str
@@ -175,6 +202,9 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requests_per_month: int | None = None
     tokens_per_month: int | None = None
     shadow: tuple[str, ...] = ()
+    predict: Predict = Predict.SHADOW
+    latency_ms: dict[str, int] = field(default_factory=dict)
+    waiting_tokens: int | None = None
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -183,8 +213,10 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     With a `parent`, another tenant, it shares the parent's part with the parent's other
     children, by weight; the parent's own requests count as one more child of weight 1.
     `aging_ms`: each so many milliseconds of waiting are worth one step of priority against
-    the tenant's own other requests; 0: none. The limits and `shadow` override an endpoint's,
-    by endpoint name; a parent's limits count its children's requests as well.
+    the tenant's own other requests; 0: none. The limits, `shadow` and `waiting_tokens` override
+    an endpoint's, by endpoint name; a parent's limits count its children's requests as well.
+    `inbox` gives it topics of its own: it writes requests to one and reads their results from
+    the other.
     """
 
     name: str
@@ -200,6 +232,8 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     requests_per_month: dict[str, int] = field(default_factory=dict)
     tokens_per_month: dict[str, int] = field(default_factory=dict)
     shadow: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    waiting_tokens: dict[str, int] = field(default_factory=dict)
+    inbox: Inbox = Inbox.OFF
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -268,6 +302,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict
     def waiting(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
         """Requests of a tenant that may wait at an endpoint; None: no limit."""
         return tenant.waiting.get(endpoint.name, endpoint.waiting)
+
+    def waiting_tokens(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
+        """Tokens of a tenant's requests that may wait at an endpoint; None: no limit."""
+        return tenant.waiting_tokens.get(endpoint.name, endpoint.waiting_tokens)
 
 
 class PolicyError(Exception):

@@ -158,8 +158,8 @@ def _all(policy: Policy) -> Iterator[Fault]:
     yield from _floors(policy)
     for index, pool in enumerate(policy.pools):
         yield from _ranges(pool, _Place(f"pools[{index}]", pool.name), _POOL)
-    yield from _endpoints(policy)
     tiers = {tier.name for tier in policy.tiers}
+    yield from _endpoints(policy, tiers)
     endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
     for index, tenant in enumerate(policy.tenants):
         place = _Place(f"tenants[{index}]", tenant.name)
@@ -243,7 +243,7 @@ def _floors(policy: Policy) -> Iterator[Fault]:
         )
 
 
-def _endpoints(policy: Policy) -> Iterator[Fault]:
+def _endpoints(policy: Policy, tiers: set[str]) -> Iterator[Fault]:
     pools = {pool.name for pool in policy.pools}
     first: dict[str, str] = {}
     for index, endpoint in enumerate(policy.endpoints):
@@ -265,6 +265,8 @@ def _endpoints(policy: Policy) -> Iterator[Fault]:
         yield from _shadow(place, endpoint.shadow, "shadow")
         yield from _count(place, endpoint.in_flight, "in_flight")
         yield from _count(place, endpoint.waiting, "waiting")
+        yield from _count(place, endpoint.waiting_tokens, "waiting_tokens")
+        yield from _latency(place, endpoint, tiers)
 
 
 def _fits(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
@@ -304,6 +306,22 @@ def _times(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
                 "service_ms_max",
                 f"service_ms_max is {longest_ms}, less than {field} says a request takes "
                 f'({expected_ms} ms): with cost "adaptive" all would cost the same; raise it',
+            )
+
+
+def _latency(place: _Place, endpoint: Endpoint, tiers: set[str]) -> Iterator[Fault]:
+    """Targets of tiers that there are, longer than the service is said to take."""
+    for name, target_ms in endpoint.latency_ms.items():
+        field = f"latency_ms.{name}"
+        if name not in tiers:
+            yield place.fault(field, f"latency_ms: {undefined('tier', name, tiers)}")
+        elif not 1 <= target_ms <= WAIT_MS_MAX:
+            yield place.fault(field, f"{field} is {target_ms}; allowed is 1..{WAIT_MS_MAX}")
+        elif target_ms <= endpoint.service_ms:
+            yield place.fault(
+                field,
+                f"{field} is {target_ms}, but service_ms says that a batch takes "
+                f"{endpoint.service_ms}: nothing would ever be in time",
             )
 
 
@@ -350,7 +368,7 @@ def _tenant(
         elif count > 1:
             yield place.fault("tiers", f'tier "{name}" is listed {count} times; once is enough')
     yield from _ranges(tenant, place, _TENANT)
-    for section in (*LIMITS, "shadow", "in_flight", "burst", "waiting"):
+    for section in (*LIMITS, "shadow", "in_flight", "burst", "waiting", "waiting_tokens"):
         for name, limit in getattr(tenant, section).items():
             field = f"{section}.{name}"
             if name not in endpoints:

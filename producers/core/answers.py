@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from producers.core.submission import LINE_FAULTS_MAX, Fault
-from schemas.front import Admission, Charge, Entry, LimitState, Verdict
+from schemas.front import Admission, Charge, Entry, LimitState, Terminal, Verdict
 from schemas.reasons import TABLE, Reason
 from schemas.records import End
 
@@ -105,6 +105,11 @@ def not_found() -> Problem:
     return Problem(Reason.NOT_FOUND, "no request of this id; entries are kept for a day")
 
 
+def gone() -> Problem:
+    """There was one, and it is kept no longer."""
+    return Problem(Reason.GONE, "the request ended, and entries are kept for a day")
+
+
 def over_limit(charge: Charge, verdict: Verdict) -> Problem:
     """A limit has no room: now, or ever. Which one, whose, and how it stands."""
     state, unit = verdict.decisive, verdict.refused_by.partition("/")[0]
@@ -132,7 +137,13 @@ def over_limit(charge: Charge, verdict: Verdict) -> Problem:
 def another_request() -> Problem:
     """The idempotency key was used for something else."""
     detail = "Idempotency-Key: this key belongs to another request; send a new key"
-    return Problem(Reason.INVALID_REQUEST, detail)
+    return Problem(Reason.KEY_REUSED, detail)
+
+
+def unfinished() -> Problem:
+    """A copy of the request is being taken in elsewhere."""
+    detail = "Idempotency-Key: the first call with this key is not finished yet"
+    return Problem(Reason.UNFINISHED, detail, retry_after_s=AGAIN_S)
 
 
 def unavailable(detail: str) -> Problem:
@@ -153,20 +164,30 @@ def state(entry: Entry) -> str:
 
 def status_document(request_id: str, entry: Entry, body: bytes | None) -> bytes:
     """The JSON of GET: state, and for an ended request how it ended and its output."""
+    document = summary(request_id, entry)
+    if entry.terminal and body is None:
+        document["output_lost"] = "the log no longer holds the output"
+    elif entry.terminal and body:
+        document |= _output(body, entry.terminal.content_type)
+    return msgspec.json.encode(document)
+
+
+def summary(request_id: str, entry: Entry) -> dict[str, Any]:
+    """What is known of a request, but for its output."""
     document: dict[str, Any] = {"id": request_id, "state": state(entry)}
     if entry.acceptance:
         acceptance = entry.acceptance
         document["endpoint"] = acceptance.endpoint
         document["tier"] = acceptance.tier
         document["accepted_ms"] = acceptance.accepted_ms
+        if acceptance.call:
+            document["x_request_id"] = acceptance.call
     if entry.terminal:
-        document |= _ended(entry, body)
-    return msgspec.json.encode(document)
+        document |= _ended(entry.terminal)
+    return document
 
 
-def _ended(entry: Entry, body: bytes | None) -> dict[str, Any]:
-    terminal = entry.terminal
-    assert terminal is not None
+def _ended(terminal: Terminal) -> dict[str, Any]:
     usage = terminal.usage
     waited_until_ms = terminal.picked_ms or terminal.ended_ms
     document: dict[str, Any] = {
@@ -186,10 +207,6 @@ def _ended(entry: Entry, body: bytes | None) -> dict[str, Any]:
         document["reason"] = terminal.reason
         document["detail"] = terminal.detail
         document["retry"] = _retry(terminal.reason)
-    if body is None:
-        document["output_lost"] = "the log no longer holds the output"
-    elif body:
-        document |= _output(body, terminal.content_type)
     return document
 
 
