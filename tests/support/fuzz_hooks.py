@@ -10,19 +10,18 @@ import schemathesis
 
 NDJSON = "application/x-ndjson"
 
-serializer: Any = schemathesis.serializer
-deserializer: Any = schemathesis.deserializer
 
-
-@serializer(NDJSON)
 def to_lines(_: Any, value: Any) -> bytes:
     """A list as its elements' lines; anything else as the line that it is."""
     lines = value if isinstance(value, list) else [value]
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
-@deserializer(NDJSON, "text/event-stream", "text/plain")
 def as_text(_: Any, response: Any) -> str:
     """What the document says of these: text."""
     text: str = response.content.decode()
     return text
+
+
+schemathesis.serializer(NDJSON)(to_lines)
+schemathesis.deserializer(NDJSON, "text/event-stream", "text/plain")(as_text)
