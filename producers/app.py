@@ -36,7 +36,7 @@ from producers.http_answers import (
     problem_answer,
     server_error,
 )
-from producers.http_frame import Frame, call_of
+from producers.http_frame import Frame, Tally, call_of
 from producers.http_looks import Looks
 from producers.ingress import ROUTE, Caller, Ingress
 from producers.reading import BODY_S, CHUNK_S, NoRoomError, Reads, read_body
@@ -68,12 +68,13 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
         finally:
             await ingress.stop()
 
-    served = routes(ingress, metrics)
+    served, tally = routes(ingress, metrics), Tally(ingress.meter)
+    ingress.on_measure(tally.tell)
     names = {route.endpoint: route.path for route in served}
     app = Starlette(
         routes=served,
         middleware=[
-            Middleware(Frame, routes=names, meter=ingress.meter, random_bytes=ingress.random_bytes)
+            Middleware(Frame, routes=names, tally=tally, random_bytes=ingress.random_bytes)
         ],
         exception_handlers={
             HTTPException: http_error,
