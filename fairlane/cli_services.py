@@ -1,4 +1,4 @@
-"""The services on the command line: `fairlane ingress | scheduler | worker | accounting`.
+"""Services on the command line: `fairlane ingress | inbox | scheduler | worker | accounting`.
 
 Parsed with argparse, which costs a restart a tenth of what the command-line library does.
 """
@@ -49,6 +49,11 @@ def serve(arguments: list[str]) -> int:
             from fairlane.run_accounting import run_accounting
 
             return run_accounting(process)
+        case "inbox":
+            from fairlane.run_inbox import run_inbox
+            from producers.limiting import WhenDown
+
+            return run_inbox(process, WhenDown(given.redis_down))
         case _:
             return _serve_http(process, given)
 
@@ -77,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="fairlane")
     commands = root.add_subparsers(dest="service", required=True)
     _ingress(commands.add_parser("ingress", help="the HTTP API: who may come in"))
+    _inbox(commands.add_parser("inbox", help="takes in what tenants put on the bus"))
     _scheduler(commands.add_parser("scheduler", help="a scheduler: who goes next"))
     _worker(commands.add_parser("worker", help="a worker of a pool: who does the work"))
     accounting = commands.add_parser("accounting", help="the accounting: who used what")
@@ -106,6 +112,15 @@ def _common(command: argparse.ArgumentParser) -> None:
 def _ingress(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1", help="address to listen on")
     command.add_argument("--port", type=_port, default=8080, help="port to listen on (0: any)")
+    _redis_down(command)
+
+
+def _inbox(command: argparse.ArgumentParser) -> None:
+    command.description = "Take in the inboxes of tenants that have one; several share them out."
+    _redis_down(command)
+
+
+def _redis_down(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--redis-down",
         choices=("degraded", "closed", "open"),

@@ -15,13 +15,17 @@ import uvicorn
 
 from adapters.clock import SystemClock
 from adapters.metrics import MetricsError, PrometheusMeter
-from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.redis import RedisIndex, connect
+from adapters.redis_backlog import RedisBacklog
+from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from fairlane.errors import FairlaneError
 from fairlane.http_protocol import GuardedProtocol
 from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
 from producers.app import build_app
-from producers.ingress import Ingress, Parts
+from producers.ingress import Ingress
 from producers.limiting import WhenDown
+from producers.parts import Parts
 
 #: Calls under way at a stop get this long; long polls end at once.
 GRACE_S = 10
@@ -68,6 +72,8 @@ def run_ingress(process: Process, serving: Serving) -> int:
                 instance=process.instance,
                 when_down=serving.when_down,
                 meter=meter,
+                claims=RedisClaims(client, prefix),
+                backlog=RedisBacklog(client, prefix),
             )
         )
         config = uvicorn.Config(

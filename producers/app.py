@@ -23,13 +23,11 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from producers.bulk import BULK_BYTES_MAX, TOO_LARGE, Bulk, has_too_many_lines
-from producers.core import ids
 from producers.core.answers import AGAIN_S, Problem, unavailable
 from producers.core.lines import KEY_FIELD
 from producers.core.openapi import document
-from producers.core.submission import BODY_BYTES_MAX
+from producers.hot import LENGTH_DIGITS, TRACE_CHARS_MAX, Shortcut, Submit
 from producers.http_answers import (
-    accepted,
     caller_gone,
     http_error,
     json_answer,
@@ -45,8 +43,6 @@ from schemas.reasons import Reason
 BULK_ROUTE = ROUTE + ":bulk"
 NDJSON_TYPE = "application/x-ndjson"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Longest traceparent that is passed on; the format's version 00 has 55 characters.
-TRACE_CHARS_MAX = 128
 #: A caller of bulk that takes none of its verdicts for so long is given up, with its place among
 #: the calls under way. As long as callers of long polls wait: a busy one comes back by then.
 SEND_S = 30.0
@@ -68,13 +64,15 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
         finally:
             await ingress.stop()
 
-    served, tally = routes(ingress, metrics), Tally(ingress.meter)
+    submit, tally = Submit(ingress), Tally(ingress.meter)
     ingress.on_measure(tally.tell)
+    served = routes(ingress, metrics, submit)
     names = {route.endpoint: route.path for route in served}
     app = Starlette(
         routes=served,
         middleware=[
-            Middleware(Frame, routes=names, tally=tally, random_bytes=ingress.random_bytes)
+            Middleware(Frame, routes=names, tally=tally, random_bytes=ingress.random_bytes),
+            Middleware(Shortcut, submit=submit),
         ],
         exception_handlers={
             HTTPException: http_error,
@@ -88,11 +86,11 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
     return app
 
 
-def routes(ingress: Ingress, metrics: Metrics) -> list[Route]:
+def routes(ingress: Ingress, metrics: Metrics, submit: Submit | None = None) -> list[Route]:
     """Every route there is."""
     door, looks, probes = _Door(ingress), Looks(ingress), _Probes(ingress, metrics)
     return [
-        Route(ROUTE, door.submit, methods=["POST"]),
+        Route(ROUTE, submit or Submit(ingress), methods=["POST"]),
         Route(ROUTE, looks.list, methods=["GET"]),
         Route(BULK_ROUTE, door.bulk, methods=["POST"]),
         Route(ROUTE + "/{id}", looks.status, methods=["GET"]),
@@ -121,36 +119,6 @@ class _Door:
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
         self._bulk, self._reads = Bulk(ingress), Reads()
-
-    async def submit(self, http: Request) -> Response:
-        """POST /v1/requests."""
-        too_large = f"the body may have up to {BODY_BYTES_MAX} bytes"
-        length = _content_length(http)
-        if length > BODY_BYTES_MAX:
-            detail = f"{too_large}, this one has {length}"
-            return problem_answer(self._ingress.refuse(Reason.BODY_TOO_LARGE, detail))
-        caller = self._ingress.authenticate(http.headers.get("authorization", ""))
-        if isinstance(caller, Problem):
-            return problem_answer(caller)
-        try:
-            body, is_cut = await read_body(http.stream(), BODY_BYTES_MAX)
-        except TimeoutError:
-            return self._too_slow(caller)
-        if is_cut:
-            return problem_answer(
-                self._ingress.refuse(Reason.BODY_TOO_LARGE, too_large, caller.tenant.name)
-            )
-        field = http.headers.get("idempotency-key")
-        key = ids.idempotency_key(field) if field is not None else None
-        if field is not None and key is None:
-            detail = f"Idempotency-Key: must be 1..{ids.KEY_CHARS_MAX} visible ASCII characters"
-            return problem_answer(
-                self._ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
-            )
-        call = call_of(http.scope)
-        named = call.id if call.is_given else ""
-        answer = await self._ingress.submit(caller, body, key, _trace(http), named)
-        return problem_answer(answer) if isinstance(answer, Problem) else accepted(answer, http)
 
     async def bulk(self, http: Request) -> Response:
         """POST /v1/requests:bulk."""
@@ -259,7 +227,7 @@ class _Verdicts(StreamingResponse):
 
 def _content_length(http: Request) -> int:
     length = http.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else 0
+    return int(length[:LENGTH_DIGITS]) if length.isdecimal() else 0
 
 
 def _trace(http: Request) -> bytes | None:

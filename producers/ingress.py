@@ -1,8 +1,8 @@
 """The ingress: what happens to a request between the door and the log, without HTTP.
 
-Order of a submission: authenticate, validate, charge, publish, index. Whatever refuses does
-so before the charge; the steps after reading are in `intake`. Answers are values: `Accepted`
-and `Status`, or a `Problem`.
+Order of a submission: authenticate, validate, predict, charge, publish, index. Whatever refuses
+does so before the charge; the steps after reading are in `intake`. Answers are values:
+`Accepted` and `Status`, or a `Problem`.
 
 The process wiring makes an `Ingress`, calls `start()` in the running loop, `drain()` when it
 is told to stop, and `stop()` when no call is under way any more.
@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from producers.bodies import Bodies
@@ -37,24 +36,24 @@ from producers.core.submission import (
     read,
 )
 from producers.directory import Directory, View
-from producers.flights import Flights
+from producers.flights import Flights, OneProcess
 from producers.following import Followers
 from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
-from producers.limiting import LimitKeeper, WhenDown
+from producers.limiting import LimitKeeper, Settler
 from producers.listing import Listing
-from producers.ports import Clock, Index, Limits, Meter, NoMeter, Offload, RandomBytes
+from producers.parts import Parts
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.slices import Slices
 from producers.waiting import WaitRoom
 from schemas import codec
 from schemas.front import Entry, RequestName, StoreDownError
-from schemas.log import Log, LogError
+from schemas.log import LogError
 from schemas.policy import Tenant
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
-from schemas.topics import Topics
 
 ROUTE = ids.ROUTE
 #: Longest `?wait=`, in seconds: below the idle time-outs that proxies commonly have (60 s).
@@ -63,29 +62,16 @@ WAIT_S_MAX = 30.0
 POLL_S = 0.1
 #: How often refusal counts and late index entries are looked after.
 TICK_S = 0.25
+#: Random bytes of the name under which an ingress without a name of its own claims keys.
+OWNER_BYTES = 8
+#: How often the published backlog is looked at: it changes a few times a second.
+BACKLOG_S = 0.1
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
 INDEX_LATE_S = 5.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything an ingress is made of; see `fairlane` for the wiring."""
-
-    log: Log
-    topics: Topics
-    limits: Limits
-    index: Index
-    clock: Clock
-    random_bytes: RandomBytes
-    offload: Offload = asyncio.to_thread
-    #: Name of the static member in the index group: it takes over from itself at once.
-    instance: str | None = None
-    when_down: WhenDown = WhenDown.DEGRADED
-    meter: Meter = field(default_factory=NoMeter)
 
 
 class Caller(NamedTuple):
@@ -111,9 +97,16 @@ class Ingress:
         self._topics, self._clock, self._index = parts.topics, parts.clock, parts.index
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
-        self._keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
+        self._keeper = LimitKeeper(
+            parts.limits,
+            parts.clock,
+            parts.when_down,
+            name=parts.instance or parts.random_bytes(ids.KEY_BYTES).hex(),
+            meter=parts.meter,
+        )
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
+        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
         self._indexer = Indexer(
             parts.log,
             parts.topics,
@@ -122,13 +115,23 @@ class Ingress:
             parts.offload,
             parts.instance,
             self.room.ended,
+            Settler(parts.limits, lambda: self.directory.view).settle,
+            self._predictor.ended,
         )
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
             self._publisher, self.directory, parts.topics, parts.clock, parts.meter
         )
         self._intake = Intake(
-            self._publisher, self._keeper, parts.index, self._refusals, parts.topics, parts.clock
+            self._publisher,
+            self._keeper,
+            parts.index,
+            parts.claims or OneProcess(parts.index),
+            self._refusals,
+            parts.topics,
+            parts.clock,
+            self._predictor,
+            parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
         self._followers = Followers(parts.offload)
@@ -144,6 +147,8 @@ class Ingress:
         start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
         start("tick", self._tick)
+        if self._parts.backlog is not None:
+            start("backlog", self._follow_backlog)
 
     def drain(self) -> None:
         """Tell balancers to go elsewhere and end the long polls; calls are still served."""
@@ -220,6 +225,8 @@ class Ingress:
         asked = self._read(caller, outline(body), key, trace, call)
         if isinstance(asked, Faults):
             return self._refused(of_faults(asked.faults, asked.reason), caller, asked)
+        if not asked.is_named:  # nobody else can have its key yet
+            return await self._intake.take(asked)
         answer = await self._flights.share(asked, lambda: self._intake.take(asked))
         return answer or self._intake.another(caller.tenant.name)
 
@@ -364,10 +371,16 @@ class Ingress:
 
     # --- loops
 
+    async def _follow_backlog(self) -> int:
+        await self._followers.pause(BACKLOG_S)
+        view = self.directory.view
+        return await self._predictor.follow(view.policy if view else None)
+
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
         self._refusals.tick()
         self.measure()
+        await self._keeper.turn()
         await self._intake.index_late()
         return 1
 

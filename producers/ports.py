@@ -1,7 +1,7 @@
 """What the ingress needs from outside, besides the log (`schemas.log`).
 
-`fairlane` fills these: `adapters.redis` for `Limits` and `Index`, `adapters.clock` for the
-clock, `secrets.token_bytes` for chance.
+`fairlane` fills these: `adapters.redis_limits` for `Limits`, `adapters.redis` for `Index`,
+`adapters.clock` for the clock, `secrets.token_bytes` for chance.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,10 +10,13 @@ from typing import Protocol, TypeVar
 from schemas.front import (
     Acceptance,
     Charge,
+    Claim,
+    Claimed,
     Ending,
     Entry,
     Listed,
     RequestName,
+    Settlement,
     Verdict,
     Window,
 )
@@ -32,10 +35,19 @@ class Clock(Protocol):
 
 
 class Limits(Protocol):
-    """Shared counters of what tenants took."""
+    """Shared counters of what tenants took. Every call raises StoreDownError."""
 
     async def charge(self, charge: Charge) -> Verdict:
-        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
+        """Take the charge or nothing; when it raises, it may have been taken."""
+
+    async def refund(self, charge: Charge) -> bool:
+        """Give a charge back, once; returns whether there was anything to give back."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> int:
+        """Put true tokens in the place of estimates, each once; returns how many were."""
+
+    async def announce(self, name: str, /) -> int:
+        """Say that an ingress lives; returns how many do."""
 
 
 class Index(Protocol):
@@ -86,8 +98,31 @@ class NoMeter:
         """Do nothing."""
 
 
+class Claims(Protocol):
+    """Which POSTs with an Idempotency-Key are under way, at any ingress.
+
+    Every call raises StoreDownError.
+    """
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Begin a POST, or learn why not: known, under way elsewhere, another body's key."""
+
+    async def release(self, claim: Claim) -> None:
+        """It ended with nothing in the log: the key is free again, for any body."""
+
+    async def hold(self, claim: Claim) -> None:
+        """It ended in doubt: the key is this body's, and anybody may go on with it at once."""
+
+
 class Offload(Protocol):
     """Runs a call of the log that may block: `asyncio.to_thread`, or in place in tests."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
         """Run `call` and return its answer."""
+
+
+class BacklogReader(Protocol):
+    """The board on which schedulers publish what waits (`schemas.backlog`)."""
+
+    async def fetch(self, names: Sequence[str]) -> list[bytes | None]:
+        """What stands under each name, None where nothing does; raises StoreDownError."""

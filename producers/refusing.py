@@ -38,8 +38,8 @@ class RefusalLog:
             tenant=tenant,
             endpoint=endpoint,
             reason=problem.reason.value,
-            cost=charge.cost if charge else 0,
-            limit=f"{charge.limit}/min" if charge else "",
+            cost=charge.requests if charge else 0,
+            limit=_limit(problem),
             retry_after_s=problem.retry_after_s,
         )
         self._publish(self._meter.note(refusal, self._clock.now_ms()))
@@ -59,3 +59,9 @@ class RefusalLog:
         for refusal in refusals:
             partition = bucket(refusal.tenant, view.policy.topology.buckets)
             self._publisher.post(self._topics.refusals, partition, codec.encode(refusal))
+
+
+def _limit(problem: Problem) -> str:
+    """The limit that refused: its figure and its name; "" for other refusals."""
+    said = dict(problem.extra)
+    return f"{said['limit']} {said['limit_name']}" if "limit_name" in said else ""

@@ -111,21 +111,39 @@ def gone() -> Problem:
 
 
 def over_limit(charge: Charge, verdict: Verdict) -> Problem:
-    """The limit has no room: now, or ever."""
-    numbers = (("limit", verdict.limit), ("used", verdict.used), ("remaining", verdict.remaining))
-    what = f"{charge.limit} a minute at {charge.endpoint!r}"
+    """A limit has no room: now, or ever. Which one, whose, and how it stands."""
+    state, unit = verdict.decisive, verdict.refused_by.partition("/")[0]
+    extra: tuple[tuple[str, Any], ...] = (
+        ("limit_name", state.name),
+        ("limit", state.limit),
+        ("used", state.used),
+        ("remaining", state.remaining),
+    )
+    owner = "" if verdict.refused_of == charge.tenant else f" for all of {verdict.refused_of!r}"
+    what = f"{state.limit} {state.name} at {charge.endpoint!r}{owner}"
+    cost = charge.tokens if unit == "tokens" else charge.requests
     if verdict.admission is Admission.NEVER:
-        detail = f"the request costs {charge.cost}, the limit is {what}"
-        return Problem(Reason.NEVER_FITS, detail, extra=numbers)
-    retry_after_s = whole_seconds(verdict.retry_ms)
-    detail = f"{verdict.used} of {what} are used, the request costs {charge.cost}"
-    return Problem(Reason.RATE_LIMIT, detail, retry_after_s=retry_after_s, extra=numbers)
+        detail = f"the request costs {cost} {unit}, the limit is {what}"
+        return Problem(Reason.NEVER_FITS, detail, extra=extra, limits=verdict.states)
+    return Problem(
+        Reason.RATE_LIMIT,
+        f"{state.used} of {what} are used, the request costs {cost}",
+        retry_after_s=whole_seconds(verdict.retry_ms),
+        extra=extra,
+        limits=verdict.states,
+    )
 
 
 def another_request() -> Problem:
     """The idempotency key was used for something else."""
     detail = "Idempotency-Key: this key belongs to another request; send a new key"
-    return Problem(Reason.INVALID_REQUEST, detail)
+    return Problem(Reason.KEY_REUSED, detail)
+
+
+def unfinished() -> Problem:
+    """A copy of the request is being taken in elsewhere."""
+    detail = "Idempotency-Key: the first call with this key is not finished yet"
+    return Problem(Reason.UNFINISHED, detail, retry_after_s=AGAIN_S)
 
 
 def unavailable(detail: str) -> Problem:

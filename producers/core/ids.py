@@ -27,6 +27,9 @@ CALL_BYTES = 16
 _ID = re.compile(r"req_[a-z2-7]{26}")
 _KEY = re.compile(r"[\x21-\x7e]+")
 _CALL = re.compile(r"[A-Za-z0-9._:/-]+")
+#: A string of a structured field (RFC 9651), in which a backslash may stand before these two.
+_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
+_ESCAPED = re.compile(r"\\(.)")
 
 
 def request_id(tenant: str, route: str, key: str) -> str:
@@ -65,6 +68,7 @@ def is_call_id(text: str) -> bool:
 def idempotency_key(field: str) -> str | None:
     """Read an Idempotency-Key header, quoted or bare; None when it is malformed."""
     key = field.strip()
-    if len(key) >= 2 and key[0] == key[-1] == '"':  # noqa: PLR2004 - an opening and a closing one
-        key = key[1:-1]
+    if key.startswith('"'):
+        quoted = _QUOTED.fullmatch(key)
+        key = _ESCAPED.sub(r"\1", quoted[1]) if quoted else ""
     return key if len(key) <= KEY_CHARS_MAX and _KEY.fullmatch(key) else None

@@ -165,6 +165,7 @@ def _problem_fields() -> Shape:
         "retry": _RETRY,
         "faults": {"type": "array", "items": fault, "minItems": 1},
         "retry_after_s": {"type": "integer", "minimum": 1},
+        "limit_name": {"type": "string"},
         "limit": _COUNT,
         "used": _COUNT,
         "remaining": _COUNT,

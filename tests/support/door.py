@@ -10,10 +10,13 @@ from typing import Any
 import httpx
 from redis.asyncio import Redis
 
-from adapters.redis import EMBEDDED, RedisIndex, RedisLimits, connect
+from adapters.redis import EMBEDDED, RedisIndex, connect
+from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from producers.app import build_app
-from producers.ingress import Ingress, Parts
-from producers.ports import Index, Limits, Meter, NoMeter
+from producers.ingress import Ingress
+from producers.parts import Parts
+from producers.ports import Claims, Index, Limits, Meter, NoMeter
 from schemas import codec
 from schemas.keys import key_record, new_key
 from schemas.log import Log, Partition, Reader, Record
@@ -181,6 +184,7 @@ async def door(
     policy: Policy | None = POLICY,
     limits: Limits | None = None,
     index: Index | None = None,
+    claims: Claims | None = None,
     meter: Meter | None = None,
     seed: int = 1,
 ) -> AsyncIterator[Door]:
@@ -195,6 +199,7 @@ async def door(
         index=index or RedisIndex(redis, prefix, REDIS_S),
         clock=clock,
         random_bytes=random.randbytes,
+        claims=claims or RedisClaims(redis, prefix, REDIS_S),
         meter=meter or NoMeter(),
     )
     ingress = Ingress(parts)
