@@ -195,6 +195,11 @@ class Ingress:
             return f"it follows {ended} no more: another process of this name does"
         return ""
 
+    @property
+    def knows_backlog(self) -> bool:
+        """Whether it has read what any scheduler published of what waits."""
+        return bool(self._predictor.views)
+
     # --- calls
 
     def authenticate(self, authorization: str) -> Caller | Problem:

@@ -52,10 +52,11 @@ class Let(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Milliseconds from now to a request's pick, and to its end."""
+    """Milliseconds from now to a request's pick, and to its end: likely, and at the latest."""
 
     wait_ms: int
     end_ms: int
+    latest_ms: int
 
 
 class _Since:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from adapters.redis import EMBEDDED, RedisIndex, RedisLimits, connect
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
-from producers.ports import Index, Limits
+from producers.ports import BacklogReader, Index, Limits
 from schemas import codec
 from schemas.keys import key_record, new_key
 from schemas.log import Log, Partition, Reader, Record
@@ -175,6 +175,7 @@ async def door(
     limits: Limits | None = None,
     index: Index | None = None,
     seed: int = 1,
+    backlog: BacklogReader | None = None,
 ) -> AsyncIterator[Door]:
     """Open a door: topics made, policy and one key a tenant published and read."""
     topics, random, clock = Topics(prefix), Random(seed), Clock()
@@ -187,6 +188,7 @@ async def door(
         index=index or RedisIndex(redis, prefix, REDIS_S),
         clock=clock,
         random_bytes=random.randbytes,
+        backlog=backlog,
     )
     ingress = Ingress(parts)
     transport = httpx.ASGITransport(build_app(ingress))
