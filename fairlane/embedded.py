@@ -13,7 +13,7 @@ same however many requests pass through.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
@@ -33,7 +33,7 @@ from producers.core.local import LocalLimits
 from producers.ingress import Ingress, Parts
 from producers.ports import Clock
 from scheduler.service import Scheduler
-from schemas.front import Charge, Verdict
+from schemas.front import Charge, Settlement, Verdict
 from schemas.keys import key_record, new_key
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
 from schemas.policy_check import INPUTS_MAX, WAIT_MS_MAX, check
@@ -265,6 +265,19 @@ class _LocalCharges:
     async def charge(self, charge: Charge) -> Verdict:
         """Take the charge or nothing."""
         return self._limits.charge(charge, self._clock.now_ms())
+
+    async def refund(self, charge: Charge) -> bool:
+        """Give a charge back, once."""
+        return self._limits.refund(charge, self._clock.now_ms())
+
+    async def settle(self, settlements: Sequence[Settlement]) -> int:
+        """Put true tokens in the place of estimates, each once."""
+        now_ms = self._clock.now_ms()
+        return sum(self._limits.settle(one, now_ms) for one in settlements)
+
+    async def announce(self, _: str) -> int:
+        """There is one ingress."""
+        return 1
 
 
 class _Notes:

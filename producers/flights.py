@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from schemas.front import RequestName
+from producers.ports import Index
+from schemas.front import Claim, Claimed, RequestName
 
 
 class Named(Protocol):
@@ -107,3 +108,21 @@ class Flights(Generic[T]):
             return await asyncio.shield(answer)
         except Exception as error:  # noqa: BLE001 - it is this one's answer
             return error
+
+
+class OneProcess:
+    """The claims of a single ingress: it knows its own by its flights, so only the index counts."""
+
+    def __init__(self, index: Index) -> None:
+        """Hand in what says which requests are known."""
+        self._index = index
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """What is known of the request; raises StoreDownError."""
+        return Claimed(await self._index.lookup(claim.name), "", is_held=False)
+
+    async def release(self, claim: Claim) -> None:
+        """Nothing was noted."""
+
+    async def hold(self, claim: Claim) -> None:
+        """Nothing is noted."""

@@ -1,10 +1,12 @@
 """Publishing from the event loop: a record goes out, its offset or its error comes back.
 
-The producer reports from its own thread; the report is carried into the loop. A report that
-comes after its caller gave up is not lost: `on_late` gets it.
+The producer reports from its own thread, many records at once when many are on their way;
+the event loop is woken once for all that were reported meanwhile. A report that comes after
+its caller gave up is not lost: `on_late` gets it.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,6 +21,63 @@ OPEN_MAX = 20_000
 OPEN_BYTES_MAX = 256 << 20
 
 
+class _Sent:
+    """A record on its way, and who waits for it: nobody once its future is done."""
+
+    __slots__ = ("error", "future", "offset", "on_late", "reports", "size")
+
+    def __init__(
+        self, reports: "_Reports", size: int, future: "asyncio.Future[int] | None" = None
+    ) -> None:
+        self.reports, self.size, self.future = reports, size, future
+        self.on_late: Callable[[int], None] | None = None
+        self.offset: int | None = None
+        self.error: LogError | None = None
+
+    def __call__(self, offset: int | None, error: LogError | None) -> None:
+        """The log's report, from any thread."""
+        self.offset, self.error = offset, error
+        self.reports.add(self)
+
+    def settle(self) -> None:
+        """Hand the report on, in the event loop."""
+        future, error = self.future, self.error
+        if future is None:
+            return
+        if future.done():
+            if self.on_late and error is None and self.offset is not None:
+                self.on_late(self.offset)
+        elif error is not None:
+            future.set_exception(error)
+        elif self.offset is None:
+            future.set_exception(InDoubtError("the log reported neither an offset nor an error"))
+        else:
+            future.set_result(self.offset)
+
+
+class _Reports:
+    """Reports on their way from the producer's thread into the event loop."""
+
+    def __init__(self, settle: Callable[[_Sent], None]) -> None:
+        self._settle = settle
+        self._come: deque[_Sent] = deque()
+        self._is_woken = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, sent: _Sent) -> None:
+        """From any thread; whoever comes after the loop began to look wakes it again."""
+        self._come.append(sent)
+        if not self._is_woken and self.loop is not None:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        self._is_woken = False  # first: what comes from here on may be too late to be seen
+        while self._come:
+            self._settle(self._come.popleft())
+
+
 class Publisher:
     """One idempotent producer, shared by all requests of the process."""
 
@@ -26,6 +85,7 @@ class Publisher:
         """`timeout_s` is for tests."""
         self._producer, self._timeout_s = producer, timeout_s
         self._open = self._open_bytes = 0
+        self._reports = _Reports(self._settled)
 
     async def publish(
         self,
@@ -42,48 +102,48 @@ class Publisher:
         Raises TooLargeError or UnavailableError when it certainly is not in the log, and
         InDoubtError when no report came in time (`on_late` is called if it comes later).
         """
-        report = self._send(topic, partition, value, key, headers)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        sent = self._send(topic, partition, value, key, headers, future)
+        sent.on_late = on_late
+        timer = loop.call_later(
+            self._timeout_s, _give_up, future, f"{topic}[{partition}]", self._timeout_s
+        )
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await asyncio.shield(report)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            report.add_done_callback(lambda future: _late(future, on_late))
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise InDoubtError(
-                f"{topic}[{partition}]: not confirmed within {self._timeout_s:g} s"
-            ) from error
+            return await future  # a caller that goes away cancels it, which makes it late
+        finally:
+            timer.cancel()
 
     def post(self, topic: str, partition: int, value: bytes) -> None:
         """Publish without waiting; what the log does not take is dropped."""
         with suppress(LogError):
-            self._send(topic, partition, value, None, ()).add_done_callback(_forget)
+            self._send(topic, partition, value, None, (), None)
 
     def _send(
-        self, topic: str, partition: int, value: bytes, key: bytes | None, headers: Headers
-    ) -> "asyncio.Future[int]":
+        self,
+        topic: str,
+        partition: int,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers,
+        future: "asyncio.Future[int] | None",
+    ) -> _Sent:
         size = len(value) + len(key or b"") + sum(len(content) for _, content in headers)
         if self._open >= OPEN_MAX or self._open_bytes + size > OPEN_BYTES_MAX:
             waiting = f"{self._open} records of {self._open_bytes} bytes"
             raise UnavailableError(f"{waiting} wait for the log already")
-        loop = asyncio.get_running_loop()
-        report: asyncio.Future[int] = loop.create_future()
-
-        def settle(offset: int | None, error: LogError | None) -> None:
-            self._open -= 1
-            self._open_bytes -= size
-            _settle(report, offset, error)
-
-        def delivered(offset: int | None, error: LogError | None) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, offset, error)
-
-        self._producer.send(
-            topic, partition, value, key=key, headers=headers, on_delivery=delivered
-        )
+        if self._reports.loop is None:
+            self._reports.loop = asyncio.get_running_loop()
+        sent = _Sent(self._reports, size, future)
+        self._producer.send(topic, partition, value, key=key, headers=headers, on_delivery=sent)
         self._open += 1
         self._open_bytes += size
-        return report
+        return sent
+
+    def _settled(self, sent: _Sent) -> None:
+        self._open -= 1
+        self._open_bytes -= sent.size
+        sent.settle()
 
     def flush(self, timeout_s: float) -> int:
         """Wait (blocking) until all is reported; returns how many records are not."""
@@ -94,21 +154,6 @@ class Publisher:
         self._producer.close()
 
 
-def _settle(report: "asyncio.Future[int]", offset: int | None, error: LogError | None) -> None:
-    if report.done():
-        return
-    if error is not None:
-        report.set_exception(error)
-    elif offset is None:
-        report.set_exception(InDoubtError("the log reported neither an offset nor an error"))
-    else:
-        report.set_result(offset)
-
-
-def _forget(report: "asyncio.Future[int]") -> None:
-    report.exception()  # looked at, so that nobody complains that it was not
-
-
-def _late(report: "asyncio.Future[int]", on_late: Callable[[int], None] | None) -> None:
-    if report.exception() is None and on_late:
-        on_late(report.result())
+def _give_up(future: "asyncio.Future[int]", place: str, timeout_s: float) -> None:
+    if not future.done():
+        future.set_exception(InDoubtError(f"{place}: not confirmed within {timeout_s:g} s"))

@@ -28,6 +28,9 @@ class Reason(StrEnum):
     UNKNOWN_ENDPOINT = "unknown_endpoint"
     TIER_NOT_ALLOWED = "tier_not_allowed"
     NOT_FOUND = "not_found"
+    GONE = "gone"
+    UNFINISHED = "unfinished"
+    KEY_REUSED = "key_reused"
     RATE_LIMIT = "rate_limit"
     NEVER_FITS = "never_fits"
     IN_DOUBT = "in_doubt"
@@ -73,6 +76,13 @@ TABLE: dict[Reason, Advice] = {
         403, Retry.NEVER, "The tenant's policy does not list this tier; name one that it lists."
     ),
     Reason.NOT_FOUND: Advice(404, Retry.NEVER, "No request of this id for this tenant."),
+    Reason.GONE: Advice(410, Retry.NEVER, "It ended more than a day ago and is kept no longer."),
+    Reason.UNFINISHED: Advice(
+        409, Retry.LATER, "The first call with this Idempotency-Key is not finished; come back."
+    ),
+    Reason.KEY_REUSED: Advice(
+        422, Retry.NEVER, "The Idempotency-Key belongs to another request; send a new key."
+    ),
     Reason.RATE_LIMIT: Advice(
         429, Retry.LATER, "A limit of the tenant is used up; come back after Retry-After."
     ),

@@ -10,7 +10,9 @@ import pytest
 import uvicorn
 
 from adapters.kafka import KafkaLog
-from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.redis import RedisIndex, connect
+from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from fairlane.stack import free_ports
 from producers.app import build_app
 from schemas import codec
@@ -120,8 +122,9 @@ def test_with_redis_hung_the_lines_are_taken_in_all_the_same(kafka_bootstrap: st
         log = KafkaLog(kafka_bootstrap)
         client = connect(f"redis://127.0.0.1:{port}/0")
         limits, index = RedisLimits(client, "t"), RedisIndex(client, "t")
+        claims = RedisClaims(client, "t")
         prefix = f"t{token_hex(4)}"
-        async with door(log, prefix=prefix, limits=limits, index=index) as opened:
+        async with door(log, prefix=prefix, limits=limits, index=index, claims=claims) as opened:
             lines = b"\n".join([b'{"endpoint": "chat", "input": 1, "idempotency_key": "a"}'] * 2)
             more = b"\n" + b"\n".join([b'{"endpoint": "chat", "input": 1}'] * 200)
             answer = await opened.http.post(

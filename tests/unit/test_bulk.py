@@ -110,11 +110,13 @@ def test_each_line_has_its_verdict_in_the_order_of_the_lines() -> None:
 
 def test_a_result_comes_back_and_the_trace_of_the_call_goes_along() -> None:
     async def scenario(opened: Door) -> None:
-        headers = opened.bearer("acme") | {"traceparent": "00-aa-bb-01"}
+        named = {"traceparent": "00-aa-bb-01", "X-Request-Id": "run-7"}
+        headers = opened.bearer("acme") | named
         answer = await opened.http.post(ROUTE, content=ndjson(chat(1), chat(2)), headers=headers)
         first, second = (json.loads(line)["id"] for line in answer.text.splitlines())
         for record in published(opened):
-            assert codec.passed_through(record.headers) == (("traceparent", b"00-aa-bb-01"),)
+            passed = codec.passed_through(record.headers)
+            assert passed == (("traceparent", b"00-aa-bb-01"), ("x-request-id", b"run-7"))
         opened.finish(second, b'"two"')
         assert (await opened.get(second, wait="30")).json()["output"] == "two"
         assert (await opened.get(first)).json()["state"] == "waiting"
@@ -170,15 +172,15 @@ def test_one_key_twice_in_a_call_is_one_request_and_another_body_is_refused() ->
         turned = {"idempotency_key": "k", "input": 1, "endpoint": "heavy"}
         other = chat(2, endpoint="heavy", idempotency_key="k")
         verdicts = await send(opened, twice, turned, other, twice)
-        assert [verdict["status"] for verdict in verdicts] == [202, 202, 400, 202]
+        assert [verdict["status"] for verdict in verdicts] == [202, 202, 422, 202]
         assert len({v["id"] for v in verdicts if v["status"] == 202}) == 1
         assert "this key belongs to another request" in verdicts[2]["detail"]
         assert len(published(opened)) == 1
         # Later as well, by either call; charged once, so that 6 of 10 are left.
         single = await opened.post(key="k", endpoint="heavy", input=1)
         assert single.json()["id"] == verdicts[0]["id"]
-        assert [v["status"] for v in await send(opened, twice, other)] == [202, 400]
-        assert (await opened.post(key="k", endpoint="heavy", input=2)).status_code == 400
+        assert [v["status"] for v in await send(opened, twice, other)] == [202, 422]
+        assert (await opened.post(key="k", endpoint="heavy", input=2)).status_code == 422
         assert (await opened.post(endpoint="heavy")).status_code == 202
         assert len(published(opened)) == 2
 
@@ -374,6 +376,6 @@ def test_without_redis_the_lines_pass_the_limit_of_this_process() -> None:
         assert [v["status"] for v in verdicts] == [202] * 100 + [429] * 50
         assert len(published(opened)) == 100
         # The first wave finds out, then Redis is left alone.
-        assert (down.calls["lookup"], down.calls["charge"]) == (bulk.WAVE_LINES, 1)
+        assert (down.calls["claim"], down.calls["charge"]) == (bulk.WAVE_LINES, 1)
 
-    play(scenario, limits=down, index=down)
+    play(scenario, limits=down, index=down, claims=down)

@@ -42,9 +42,9 @@ def test_a_key_with_another_body_is_refused_at_once_and_later() -> None:
         both = await asyncio.gather(
             opened.post(key="k", input=1), opened.post(key="k", endpoint="heavy", input=1)
         )
-        assert sorted(answer.status_code for answer in both) == [202, 400]
+        assert sorted(answer.status_code for answer in both) == [202, 422]
         later = await opened.post(key="k", input=2)
-        assert (later.status_code, later.json()["reason"]) == (400, "invalid_request")
+        assert (later.status_code, later.json()["reason"]) == (422, "key_reused")
         assert "this key belongs to another request" in later.json()["detail"]
         assert (await opened.post(key="k", input=1)).status_code == 202
         assert [json.loads(record.value) for record in published(opened)] == [1]

@@ -1,0 +1,196 @@
+"""POST /v1/requests without a framework around it: the one call that comes thousands of times.
+
+An application of its own for this route, on bare ASGI. `Shortcut` hands it the calls that are
+meant for it before anything looks for a route; all others go the usual way. Starlette takes as
+long for a call as authentication, reading, charging and publishing together.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from producers.core import ids
+from producers.core.answers import AGAIN_S, JSON_TYPE, PROBLEM_TYPE, Problem
+from producers.core.limit_headers import headers as limit_headers
+from producers.core.submission import BODY_BYTES_MAX
+from producers.http_frame import CALL_HEADER, Call, call_of
+from producers.ingress import ROUTE, Caller, Ingress
+from producers.intake import Accepted
+from producers.reading import BODY_S, CHUNK_S, read_body
+from schemas.front import LimitState
+from schemas.reasons import TABLE, Reason, Retry
+
+#: Longest traceparent that is passed on; the format's version 00 has 55 characters.
+TRACE_CHARS_MAX = 128
+
+_TOO_LARGE = f"the body may have up to {BODY_BYTES_MAX} bytes"
+_JSON = (b"content-type", JSON_TYPE.encode())
+_PROBLEM = (b"content-type", PROBLEM_TYPE.encode())
+
+#: Names and values of an answer's headers.
+Fields = list[tuple[bytes, bytes]]
+
+
+class _Heard(NamedTuple):
+    """What a call's headers say; of a header that comes twice the first one counts."""
+
+    authorization: str = ""
+    length: int = 0
+    key: str | None = None
+    trace: bytes | None = None
+
+
+class Submit:
+    """The ASGI application of POST /v1/requests."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        """Hand in where requests go."""
+        self._ingress = ingress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call; one whose caller is gone has no answer."""
+        try:
+            call = call_of(scope)
+            answer = await self._answer(_heard(scope["headers"]), call, receive)
+        except ClientDisconnect:
+            return
+        if isinstance(answer, Accepted):
+            await _send_accepted(send, answer, call)
+        else:
+            await _send_problem(send, answer)
+
+    async def _answer(self, heard: _Heard, call: Call, receive: Receive) -> Accepted | Problem:
+        ingress = self._ingress
+        if heard.length > BODY_BYTES_MAX:
+            detail = f"{_TOO_LARGE}, this one has {heard.length}"
+            return ingress.refuse(Reason.BODY_TOO_LARGE, detail)
+        caller = ingress.authenticate(heard.authorization)
+        if isinstance(caller, Problem):
+            return caller
+        message = _at_once(receive)
+        if message is not None and not message.get("more_body") and "body" in message:
+            body, is_cut = message["body"], len(message["body"]) > BODY_BYTES_MAX
+        else:
+            try:
+                body, is_cut = await read_body(_chunks(message, receive), BODY_BYTES_MAX)
+            except TimeoutError:
+                return self._too_slow(caller)
+        if is_cut:
+            return ingress.refuse(Reason.BODY_TOO_LARGE, _TOO_LARGE, caller.tenant.name)
+        key = ids.idempotency_key(heard.key) if heard.key is not None else None
+        if key is None and heard.key is not None:
+            detail = f"Idempotency-Key: must be 1..{ids.KEY_CHARS_MAX} visible ASCII characters"
+            return ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
+        named = call.id if call.is_given else ""
+        return await ingress.submit(caller, body, key, heard.trace, named)
+
+    def _too_slow(self, caller: Caller) -> Problem:
+        detail = (
+            f"no byte of the body for {CHUNK_S:g} s, or not all of it within {BODY_S:g} s; "
+            "the connection is closed"
+        )
+        problem = self._ingress.refuse(Reason.TOO_SLOW, detail, caller.tenant.name)
+        return problem._replace(retry_after_s=AGAIN_S)
+
+
+class Shortcut:
+    """Hands POST /v1/requests straight to its application, everything else to the next one."""
+
+    def __init__(self, app: ASGIApp, submit: ASGIApp) -> None:
+        """Hand in both."""
+        self._app, self._submit = app, submit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Choose, and call."""
+        is_submit = scope["type"] == "http" and scope["path"] == ROUTE
+        if is_submit and scope["method"] == "POST":
+            scope["endpoint"] = self._submit  # as the router says, for whoever counts calls
+            await self._submit(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _heard(headers: Fields) -> _Heard:
+    said: dict[bytes, bytes] = {}
+    for name, value in headers:
+        said.setdefault(name, value)
+    length, key, trace = (
+        said.get(name) for name in (b"content-length", b"idempotency-key", b"traceparent")
+    )
+    return _Heard(
+        said.get(b"authorization", b"").decode("latin-1"),
+        int(length) if length and length.isdigit() else 0,
+        key.decode("latin-1") if key is not None else None,
+        trace[:TRACE_CHARS_MAX] or None if trace else None,
+    )
+
+
+def _at_once(receive: Receive) -> Message | None:
+    """The first message if it is there already, as it is for bodies that fit into a packet.
+
+    Then nobody has to watch how long it takes. Otherwise it is asked for again.
+    """
+    asking = receive()
+    try:
+        asking.send(None)  # type: ignore[attr-defined]  # a coroutine, of every server
+    except StopIteration as answer:
+        message: Message = answer.value
+        return message
+    asking.close()  # type: ignore[attr-defined]
+    return None
+
+
+async def _chunks(message: Message | None, receive: Receive) -> AsyncIterator[bytes]:
+    """The body's pieces, the first one perhaps there already; raises ClientDisconnect."""
+    while True:
+        message = message or await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+        message = None
+
+
+async def _send_accepted(send: Send, answer: Accepted, call: Call) -> None:
+    """202. Without an x-request-id of the caller's, the request's id is it: one name less."""
+    request_id, state = answer.id.encode(), answer.state.encode()
+    body = b'{"id":"%b","state":"%b"}' % (request_id, state)
+    headers = [
+        _JSON,
+        (b"content-length", b"%d" % len(body)),
+        (b"location", b"%b/%b" % (ROUTE.encode(), request_id)),
+        (b"idempotency-key", answer.key.encode()),
+        *_limit_fields(answer.limits),
+    ]
+    if not call.is_given:
+        headers.append((CALL_HEADER, request_id))
+    await _send(send, 202, headers, body)
+
+
+async def _send_problem(send: Send, problem: Problem) -> None:
+    body = problem.document()
+    headers = [_PROBLEM, (b"content-length", b"%d" % len(body))]
+    if problem.reason is Reason.TOO_SLOW:
+        headers.append((b"connection", b"close"))
+    if problem.retry_after_s:
+        headers.append((b"retry-after", b"%d" % problem.retry_after_s))
+    if problem.reason is Reason.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if TABLE[problem.reason].retry is Retry.NEVER:
+        headers.append((b"x-should-retry", b"false"))
+    headers += _limit_fields(problem.limits)
+    await _send(send, problem.status, headers, body)
+
+
+def _limit_fields(limits: Sequence[LimitState]) -> Fields:
+    return [
+        (name.lower().encode(), value.encode()) for name, value in limit_headers(limits).items()
+    ]
+
+
+async def _send(send: Send, status: int, headers: Fields, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
