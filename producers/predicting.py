@@ -9,7 +9,7 @@ that an estimate that is wrong is put right by what really happens.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from producers.core.submission import Submission
 from producers.ports import BacklogReader, Clock, Meter, RandomBytes
 from schemas.backlog import PoolBacklog, QueueSlice, head_of, slice_name
 from schemas.codec import decode_bytes
-from schemas.front import Ending, RequestName, Terminal
+from schemas.front import Ending, LimitState, RequestName, Terminal
 from schemas.policy import Policy, Predict
 from schemas.reasons import Reason
 
@@ -291,14 +291,21 @@ class Predictor:
         self, submission: Submission, what: str, limit: int, taken: int, more: int, wait_ms: int
     ) -> Problem:
         name = submission.endpoint.name
-        numbers = (("limit", limit), ("used", taken), ("remaining", max(0, limit - taken)))
+        again_s = retry_after_s(wait_ms, self._chance())
+        kind = "waiting" if what == "requests" else "waiting_tokens"
+        state = LimitState(kind, limit, taken, max(0, limit - taken), 0, again_s)
+        numbers: tuple[tuple[str, Any], ...] = (
+            ("limit_name", kind),
+            ("limit", limit),
+            ("used", taken),
+            ("remaining", state.remaining),
+        )
         if more > limit:
             detail = f"the request has {more} {what}, the limit of what may wait is {limit}"
-            return Problem(Reason.NEVER_FITS, detail, extra=numbers)
+            return Problem(Reason.NEVER_FITS, detail, extra=numbers, limits=(state,))
         self._count(name, submission.tier, Reason.WAITING_LIMIT, "refused")
         detail = f"{taken} of {limit} {what} that may wait at {name!r} do; this one has {more}"
-        again_s = retry_after_s(wait_ms, self._chance())
-        return Problem(Reason.WAITING_LIMIT, detail, retry_after_s=again_s, extra=numbers)
+        return Problem(Reason.WAITING_LIMIT, detail, again_s, extra=numbers, limits=(state,))
 
     # --- predicted against actual
 
