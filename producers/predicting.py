@@ -8,6 +8,7 @@ One in a hundred of those who would be refused is let in all the same: its wait 
 that an estimate that is wrong is put right by what really happens.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ class Predictor:
         self.views: dict[str, PoolView] = {}
         self._policy: Policy | None = None
         self._let: dict[RequestName, tuple[PoolView, int]] = {}
-        self._open: dict[RequestName, _Open] = {}
+        self._open: OrderedDict[RequestName, _Open] = OrderedDict()
         self._sums: dict[str, _Sums] = {}
         self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
         self._again: dict[tuple[str, str], _Again] = {}
@@ -260,6 +261,9 @@ class Predictor:
     ) -> Problem | None:
         """The first waiting limit that has no room, the tenant's or its parent's."""
         tenant, endpoint = submission.tenant, submission.endpoint
+        is_plain = endpoint.waiting is None and endpoint.waiting_tokens is None
+        if is_plain and not (tenant.waiting or tenant.waiting_tokens or tenant.parent):
+            return None
         parent = policy.tenant(tenant.parent) if tenant.parent else None
         for who in (tenant, parent) if parent else (tenant,):
             limits = (
@@ -314,7 +318,7 @@ class Predictor:
     ) -> None:
         self._open[name] = _Open(submission.endpoint.name, submission.tier, told, target_ms)
         if len(self._open) > OPEN_MAX:
-            del self._open[next(iter(self._open))]
+            self._open.popitem(last=False)
 
     def ended(self, endings: Iterable[Ending]) -> None:
         """Compare the waits of requests that ended with what was predicted of them."""
