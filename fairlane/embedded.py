@@ -30,7 +30,8 @@ from fairlane.publish import publish_key, publish_policy
 from fairlane.run import NoMeter
 from producers.app import build_app
 from producers.core.local import LocalLimits
-from producers.ingress import Ingress, Parts
+from producers.ingress import Ingress
+from producers.parts import Parts
 from producers.ports import Clock
 from scheduler.service import Scheduler
 from schemas.front import Charge, Settlement, Verdict

@@ -14,7 +14,8 @@ from adapters.redis import EMBEDDED, RedisIndex, connect
 from adapters.redis_claims import RedisClaims
 from adapters.redis_limits import RedisLimits
 from producers.app import build_app
-from producers.ingress import Ingress, Parts
+from producers.ingress import Ingress
+from producers.parts import Parts
 from producers.ports import BacklogReader, Claims, Index, Limits, Meter, NoMeter
 from schemas import codec
 from schemas.keys import key_record, new_key
