@@ -187,6 +187,11 @@ class Ingress:
         """Call this whenever the meter is brought up to date."""
         self._tellers.append(tell)
 
+    @property
+    def knows_backlog(self) -> bool:
+        """Whether it has read what any scheduler published of what waits."""
+        return bool(self._predictor.views)
+
     def measure(self) -> None:
         """Bring the meter up to date."""
         for tell in self._tellers:
