@@ -9,7 +9,7 @@ answer would wait behind a parked fetch.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -65,12 +65,14 @@ class KafkaReader:
         self._questions = questions
         self._committed_only = committed_only
         self._positions: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
         self._failures: dict[Partition | None, LogError] = {}
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
         self.close()
         self._positions = dict(positions)
+        self._paused = set()
         self._failures = {}
         # A client asks for its topics when it connects. One that is connected already looks for
         # topics that it doesn't know once a second only, so each assignment has its own.
@@ -78,6 +80,21 @@ class KafkaReader:
         self._client.assign(
             [TopicPartition(topic, number, at) for (topic, number), at in positions.items()]
         )
+
+    def pause(self, partitions: Collection[Partition]) -> None:
+        """Return no records of exactly these partitions until the next call.
+
+        What the client had fetched of them is fetched again afterwards.
+        """
+        wanted = set(partitions)
+        if self._client is None or wanted == self._paused:
+            return
+        stopped, going = wanted - self._paused, self._paused - wanted
+        if stopped:
+            self._client.pause([TopicPartition(*partition) for partition in stopped])
+        if going:
+            self._client.resume([TopicPartition(*partition) for partition in going])
+        self._paused = wanted
 
     def poll(self, limit: int, timeout_s: float) -> list[Record]:
         """Up to `limit` records; waits up to `timeout_s` for the first record or the end.

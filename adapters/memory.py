@@ -9,7 +9,7 @@ Kept as on a broker: offsets with gaps, last stable offset, fencing by epoch, th
 timeout (on the clock), static instances; retention and compaction when `clean` is called.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from threading import RLock
 
@@ -193,13 +193,19 @@ class MemoryReader:
         self._committed_only = committed_only
         self._positions: dict[Partition, int] = {}
         self._order: list[Partition] = []
+        self._paused: frozenset[Partition] = frozenset()
         self._turn = 0
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
         self._positions = dict(positions)
         self._order = list(positions)
+        self._paused = frozenset()
         self._turn = 0
+
+    def pause(self, partitions: Collection[Partition]) -> None:
+        """Return no records of exactly these partitions until the next call."""
+        self._paused = frozenset(partitions)
 
     def poll(self, limit: int, timeout_s: float) -> list[Record]:  # noqa: ARG002 - never waits
         """Up to `limit` records, without waiting. Raises PositionLostError, LogError."""
@@ -211,6 +217,8 @@ class MemoryReader:
             for partition in order:
                 if len(found) >= limit:
                     break
+                if partition in self._paused:
+                    continue
                 position = self._positions[partition]
                 part = self._store.part(partition)
                 if not part.low <= position <= part.next:

@@ -7,8 +7,9 @@ take more than a budget: whoever waits for a request has to have asked by then.
 
 from collections import deque
 from collections.abc import Sequence
+from heapq import nlargest
 
-from schemas.front import Acceptance, Ending, Entry, RequestName, Terminal
+from schemas.front import Acceptance, Ending, Entry, Listed, RequestName, Terminal, Window
 
 #: Ended entries together, as far as not told otherwise; an output in it has up to 64 kB.
 BYTES_MAX = 64 << 20
@@ -68,6 +69,35 @@ class MemoryIndex:
         held = self._held.get(name)
         return Entry(held.acceptance, held.terminal, held.body) if held else None
 
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same; nothing is saved by leaving the outputs out."""
+        return await self.lookup_all(names)
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first."""
+        bound = window.after or Listed(window.until_ms + 1, "")
+        places = (
+            _place(name, held)
+            for name, held in self._held.items()
+            if name.tenant == window.tenant and _is_of(held, window.call)
+        )
+        found = [p for p in places if window.since_ms <= p.accepted_ms <= window.until_ms]
+        return nlargest(window.size, (place for place in found if place < bound))
+
+    async def was_listed(self, _: RequestName) -> bool:
+        """Nothing is remembered of what was let go."""
+        return False
+
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up, answers in their order."""
         return [await self.lookup(name) for name in names]
+
+
+def _place(name: RequestName, held: _Held) -> Listed:
+    if held.acceptance:
+        return Listed(held.acceptance.accepted_ms, name.id)
+    return Listed(held.terminal.arrived_ms if held.terminal else 0, name.id)
+
+
+def _is_of(held: _Held, call: str) -> bool:
+    return not call or (held.acceptance is not None and held.acceptance.call == call)

@@ -14,6 +14,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     disable_created_metrics,
+    generate_latest,
     start_http_server,
 )
 
@@ -21,7 +22,20 @@ HOST = "127.0.0.1"
 PREFIX = "fairlane_"
 #: Label names that may be used; a tenant's name is none, tenants come and go by thousands.
 LABELS = frozenset(
-    {"tier", "pool", "endpoint", "reason", "topic", "lane", "shard", "outcome", "kind", "end"}
+    {
+        "tier",
+        "pool",
+        "endpoint",
+        "reason",
+        "topic",
+        "lane",
+        "shard",
+        "outcome",
+        "kind",
+        "end",
+        "route",
+        "status",
+    }
 )
 #: Label sets of one metric: endpoints x tiers x reasons of a large policy stay below.
 LABEL_SETS_MAX = 2_000
@@ -37,8 +51,13 @@ class MetricsError(Exception):
 class PrometheusMeter:
     """Counts and gauges by name; a metric's label names are those of its first use."""
 
-    def __init__(self) -> None:
-        """Make an empty registry."""
+    def __init__(self, process: str = "") -> None:
+        """Make an empty registry.
+
+        `process` tells one of several behind the same address: it is a label of every metric,
+        so that no rate is made up from counters of different ones.
+        """
+        self._process = process
         # They are a second series for each counter that nobody asks for.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
@@ -65,9 +84,16 @@ class PrometheusMeter:
             raise MetricsError(f"port {port} for metrics can't be opened: {error}") from error
         return int(server.server_port)
 
+    def text(self) -> bytes:
+        """What a scrape reads."""
+        return generate_latest(self._registry)
+
     def value(self, name: str, **labels: str) -> float | None:
         """Return what a metric stands at (a counter by its name with `_total`); None: unused."""
-        return self._registry.get_sample_value(PREFIX + name, labels)
+        return self._registry.get_sample_value(PREFIX + name, labels | self._own())
+
+    def _own(self) -> dict[str, str]:
+        return {"process": self._process} if self._process else {}
 
     def _metric(self, kind: type[M], name: str, labels: dict[str, str]) -> M:
         with self._lock:
@@ -76,18 +102,20 @@ class PrometheusMeter:
                 metric = self._make(kind, name, labels)
             if not isinstance(metric, kind):
                 raise MetricsError(f"metric {name} is a {type(metric).__name__.lower()}")
-            names = self._label_names[name]
-            if labels.keys() != set(names):
-                raise MetricsError(f"metric {name} has the labels {names}, not {sorted(labels)}")
-            if not names:
-                return metric
-            values = tuple(labels[label] for label in names)
-            seen = self._seen[name]
-            if values not in seen:
-                if len(seen) >= LABEL_SETS_MAX:
-                    values = (OTHER,) * len(names)
-                seen.add(values)
-            return metric.labels(*values)
+            values = self._values(name, labels)
+            return metric.labels(*values) if values else metric
+
+    def _values(self, name: str, labels: dict[str, str]) -> tuple[str, ...]:
+        """Values of a metric's labels, the process's last."""
+        names, seen = self._label_names[name], self._seen[name]
+        if labels.keys() != set(names):
+            raise MetricsError(f"metric {name} has the labels {names}, not {sorted(labels)}")
+        values = tuple(labels[label] for label in names)
+        if values not in seen:
+            if len(seen) >= LABEL_SETS_MAX:
+                values = (OTHER,) * len(names)
+            seen.add(values)
+        return (*values, *self._own().values())
 
     def _make(self, kind: type[M], name: str, labels: dict[str, str]) -> M:
         unknown = labels.keys() - LABELS
@@ -97,7 +125,8 @@ class PrometheusMeter:
                 f"there are: {', '.join(sorted(LABELS))}"
             )
         names = tuple(sorted(labels))
-        metric = kind(PREFIX + name, name.replace("_", " "), names, registry=self._registry)
+        text = name.replace("_", " ")
+        metric = kind(PREFIX + name, text, (*names, *self._own()), registry=self._registry)
         self._metrics[name] = metric
         self._label_names[name] = names
         self._seen[name] = set()

@@ -1,13 +1,13 @@
-"""Redis: the limits' counters and the index of requests.
+"""Redis: the client, and the index of requests; the limits are in `adapters.redis_limits`.
 
 What belongs here: keys, commands, time-outs, and gathering concurrent calls into one round
-trip. What does not: which limits there are, or what to do while Redis is down; every
-failure of the client surfaces as `StoreDownError`.
+trip. What does not: what to do while Redis is down; every failure of the client surfaces as
+`StoreDownError`.
 
 Keys, all but the last with the tenant as the hash tag and a TTL:
-    <prefix>:{<tenant>}:limit:<endpoint>         see lua/limiter.lua
-    <prefix>:{<tenant>}:charge:<endpoint>:<id>   see lua/limiter.lua
     <prefix>:{<tenant>}:request:<id>             hash: `accepted`, `ended` (JSON), `body` (bytes)
+    <prefix>:{<tenant>}:requests                 sorted set: ids by the time of acceptance
+    <prefix>:{<tenant>}:call:<x-request-id>      the same, of the calls with this x-request-id
 
     <prefix>:index:generation                    string without TTL: goes with a lost index
 
@@ -29,20 +29,18 @@ from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError
 
 from schemas.front import (
-    CHARGE_TTL_MS,
     INDEX_TTL_MS,
-    SLOT_MS,
-    SLOTS,
+    LISTED_MAX,
+    LISTED_PER_CALL_MAX,
     WAITING_TTL_MS,
     Acceptance,
-    Admission,
-    Charge,
     Ending,
     Entry,
+    Listed,
     RequestName,
     StoreDownError,
     Terminal,
-    Verdict,
+    Window,
 )
 
 #: A call that takes longer counts as Redis being down: a caller waits no longer than this.
@@ -51,8 +49,6 @@ TIMEOUT_S = 0.1
 LATE_TURNS = 8
 #: The indexer has nobody waiting on it and writes large bodies: it may take longer.
 WRITE_TIMEOUT_S = 2.0
-#: Charges in one script call: about 1 ms of Redis's time, so that others are not held up.
-CHARGES_MAX = 64
 #: Entries read in one pipeline; bodies are at most 64 kB each.
 LOOKUPS_MAX = 64
 #: Entries written in one pipeline.
@@ -163,49 +159,9 @@ class Gather(Generic[A, R]):
                 future.set_result(answer)
 
 
-class RedisLimits:
-    """Charges against the counters in Redis; safe to call concurrently."""
-
-    def __init__(
-        self,
-        client: "Redis",
-        prefix: str,
-        now_override_ms: str = "",
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        """`now_override_ms` stands in for Redis's clock in tests; leave it empty in service."""
-        self._prefix, self._timeout_s = prefix, timeout_s
-        self.now_override_ms = now_override_ms
-        self._script = client.register_script(_source("limiter"))
-        self._gather = Gather(self._charge_all, CHARGES_MAX)
-
-    async def charge(self, charge: Charge) -> Verdict:
-        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
-        return await self._gather(charge)
-
-    async def _charge_all(self, charges: list[Charge]) -> list[Verdict]:
-        keys: list[str] = []
-        arguments: list[str | int] = [SLOT_MS, SLOTS, CHARGE_TTL_MS, self.now_override_ms]
-        for charge in charges:
-            tag = f"{self._prefix}:{{{charge.tenant}}}"
-            keys += [
-                f"{tag}:limit:{charge.endpoint}",
-                f"{tag}:charge:{charge.endpoint}:{charge.id}",
-            ]
-            arguments += [charge.cost, charge.limit]
-        answers = await _answered(self._script(keys=keys, args=arguments), self._timeout_s)
-        return [
-            _verdict(charge.limit, *answer) for charge, answer in zip(charges, answers, strict=True)
-        ]
-
-
 def _source(name: str) -> str:
     """A script; registered, it loads itself again when the server has forgotten it."""
     return files("adapters").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
-
-
-def _verdict(limit: int, admission: int, used: int, retry_ms: int) -> Verdict:
-    return Verdict(Admission(admission), limit, used, max(0, limit - used), retry_ms)
 
 
 class RedisIndex:
@@ -216,11 +172,16 @@ class RedisIndex:
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
         self._accept = client.register_script(_source("accept"))
         self._finish = client.register_script(_source("finish"))
+        self._listed = client.register_script(_source("listed"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
 
     def _key(self, name: RequestName) -> str:
         return f"{self._prefix}:{{{name.tenant}}}:request:{name.id}"
+
+    def _list(self, tenant: str, call: str = "") -> str:
+        own = f"{self._prefix}:{{{tenant}}}"
+        return f"{own}:call:{call}" if call else f"{own}:requests"
 
     async def generation(self) -> str:
         """Name of what Redis holds: another one once it was flushed. Raises StoreDownError."""
@@ -236,9 +197,13 @@ class RedisIndex:
         await self._acceptances((name, acceptance))
 
     async def _accept_all(self, items: list[tuple[RequestName, Acceptance]]) -> list[None]:
-        keys = [self._key(name) for name, _ in items]
-        arguments: list[str | int] = [WAITING_TTL_MS]
-        arguments += [_text(acceptance) for _, acceptance in items]
+        keys: list[str] = []
+        arguments: list[str | int] = [WAITING_TTL_MS, LISTED_MAX, LISTED_PER_CALL_MAX]
+        for name, acceptance in items:
+            own = self._list(name.tenant)
+            call = self._list(name.tenant, acceptance.call) if acceptance.call else own
+            keys += [self._key(name), own, call]
+            arguments += [_text(acceptance), acceptance.accepted_ms]
         await _answered(self._accept(keys=keys, args=arguments), self._timeout_s)
         return [None] * len(items)
 
@@ -246,10 +211,11 @@ class RedisIndex:
         """Write terminal outcomes; the first one of a request stays. Raises StoreDownError."""
         for start in range(0, len(endings), ENDINGS_MAX):
             keys: list[str] = []
-            arguments: list[str | int | bytes] = [INDEX_TTL_MS]
+            arguments: list[str | int | bytes] = [INDEX_TTL_MS, WAITING_TTL_MS, LISTED_MAX]
             for name, terminal, body in endings[start : start + ENDINGS_MAX]:
-                keys.append(self._key(name))
+                keys += [self._key(name), self._list(name.tenant)]
                 arguments += [_text(terminal), int(body is not None), body or b""]
+                arguments.append(terminal.arrived_ms)
             await _answered(self._finish(keys=keys, args=arguments), WRITE_TIMEOUT_S)
 
     async def lookup(self, name: RequestName) -> Entry | None:
@@ -269,6 +235,30 @@ class RedisIndex:
             pipe.hmget(self._key(name), ["accepted", "ended", "body"])
         answers: list[Any] = await _answered(pipe.execute(), self._timeout_s)
         return [_entry(*answer) for answer in answers]
+
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same without outputs; raises StoreDownError."""
+        pipe = self._client.pipeline(transaction=False)
+        for name in names:
+            pipe.hmget(self._key(name), ["accepted", "ended"])
+        answers: list[Any] = await _answered(pipe.execute(), self._timeout_s)
+        return [_entry(accepted, ended, None) for accepted, ended in answers]
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first; raises StoreDownError."""
+        after_ms, after_id = window.after or ("", "")
+        arguments = [window.since_ms, window.until_ms, window.size, after_ms, after_id]
+        key = self._list(window.tenant, window.call)
+        found: list[bytes] = await _answered(
+            self._listed(keys=[key], args=arguments), self._timeout_s
+        )
+        places = zip(found[::2], found[1::2], strict=True)
+        return [Listed(int(float(score)), member.decode()) for member, score in places]
+
+    async def was_listed(self, name: RequestName) -> bool:
+        """Whether a request that has no entry any more had one; raises StoreDownError."""
+        scoring = self._client.zscore(self._list(name.tenant), name.id)
+        return await _answered(scoring, self._timeout_s) is not None
 
     async def is_up(self) -> bool:
         """Tell whether Redis answers in time."""

@@ -10,7 +10,7 @@ constant of every request: nobody knows an output in advance.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Pool, Tenant, Tier
 from schemas.records import Usage
@@ -68,7 +68,7 @@ def policy(
     endpoint: Mapping[str, int] | None = None,
 ) -> Policy:
     """One tier, one pool, one endpoint `run`; nothing is sent ahead."""
-    settings: dict[str, int] = {
+    settings: dict[str, Any] = {
         "quantum": quantum,
         "batch_wait_ms": 0,
         "wait_ms_max": WAIT_MS_MAX,

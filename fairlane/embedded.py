@@ -13,13 +13,14 @@ same however many requests pass through.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
 from adapters.clock import SystemClock
 from adapters.memory import MemoryLog
+from adapters.memory_backlog import MemoryBoard
 from adapters.memory_index import BYTES_MAX, MemoryIndex
 from fairlane.client import AsyncClient
 from fairlane.embedded_http import InProcess
@@ -32,7 +33,7 @@ from producers.core.local import LocalLimits
 from producers.ingress import Ingress, Parts
 from producers.ports import Clock
 from scheduler.service import Scheduler
-from schemas.front import Charge, Verdict
+from schemas.front import Charge, Settlement, Verdict
 from schemas.keys import key_record, new_key
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
 from schemas.policy_check import INPUTS_MAX, WAIT_MS_MAX, check
@@ -121,7 +122,8 @@ class Embedded:
         clock, self.topics = SystemClock(), Topics("embedded")
         self.log = MemoryLog(clock)
         self._policy, self._clock = policy, clock
-        self.ingress = _ingress(self.log, self.topics, clock, index_bytes)
+        board = MemoryBoard()
+        self.ingress = _ingress(self.log, self.topics, clock, index_bytes, board)
         self.scheduler = Scheduler(
             self.log,
             self.topics,
@@ -130,6 +132,7 @@ class Embedded:
             notes=_Notes(),
             instance=_INSTANCE,
             idle_wait_s=0.0,
+            board=board,
         )
         self.workers = [
             WorkerService(
@@ -231,7 +234,9 @@ def _check_engines(policy: Policy, engines: Mapping[str, Engine]) -> None:
         raise FairlaneError(f"no engine for {', '.join(idle)}: each pool of the policy has one")
 
 
-def _ingress(memory: MemoryLog, topics: Topics, clock: Clock, index_bytes: int) -> Ingress:
+def _ingress(
+    memory: MemoryLog, topics: Topics, clock: Clock, index_bytes: int, board: MemoryBoard
+) -> Ingress:
     return Ingress(
         Parts(
             log=memory,
@@ -241,6 +246,7 @@ def _ingress(memory: MemoryLog, topics: Topics, clock: Clock, index_bytes: int) 
             clock=clock,
             random_bytes=secrets.token_bytes,
             offload=_in_place,
+            backlog=board,
         )
     )
 
@@ -259,6 +265,19 @@ class _LocalCharges:
     async def charge(self, charge: Charge) -> Verdict:
         """Take the charge or nothing."""
         return self._limits.charge(charge, self._clock.now_ms())
+
+    async def refund(self, charge: Charge) -> bool:
+        """Give a charge back, once."""
+        return self._limits.refund(charge, self._clock.now_ms())
+
+    async def settle(self, settlements: Sequence[Settlement]) -> int:
+        """Put true tokens in the place of estimates, each once."""
+        now_ms = self._clock.now_ms()
+        return sum(self._limits.settle(one, now_ms) for one in settlements)
+
+    async def announce(self, _name: str) -> int:
+        """There is one ingress."""
+        return 1
 
 
 class _Notes:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from adapters.aside import ThreadAside
 from adapters.clock import SystemClock
 from adapters.logs import StructuredNotes
+from adapters.redis_board import RedisBoard
 from fairlane.errors import FairlaneError
 from fairlane.settings import Settings
 from fairlane.tidy import Tidy
@@ -133,6 +134,8 @@ def run_scheduler(process: Process) -> int:
     settings = process.settings
     limits = Limits(settings.bodies_mb << 20, settings.waiting_max)
 
+    board = RedisBoard(settings.redis, settings.prefix) if settings.redis else None
+
     def make() -> Service:
         service = Scheduler(
             open_log(settings),
@@ -144,11 +147,16 @@ def run_scheduler(process: Process) -> int:
             limits=limits,
             recovering=without_collections,
             aside=ThreadAside,
+            board=board,
         )
         sys.setswitchinterval(SWITCH_S)
         return _Stepped(Tidy(service.turn, time.monotonic), service.close)
 
-    return serve(make, process.notes, stop_on_signals(), RecoveryError)
+    try:
+        return serve(make, process.notes, stop_on_signals(), RecoveryError)
+    finally:
+        if board is not None:
+            board.close()
 
 
 @contextmanager

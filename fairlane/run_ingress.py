@@ -9,13 +9,18 @@ import asyncio
 import secrets
 import socket
 from types import FrameType
+from typing import NamedTuple
 
 import uvicorn
 
 from adapters.clock import SystemClock
-from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.metrics import MetricsError, PrometheusMeter
+from adapters.redis import RedisIndex, connect
+from adapters.redis_backlog import RedisBacklog
 from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from fairlane.errors import FairlaneError
+from fairlane.http_protocol import GuardedProtocol
 from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
@@ -27,15 +32,30 @@ GRACE_S = 10
 BACKLOG = 1_024
 
 
-def run_ingress(process: Process, host: str, port: int, when_down: WhenDown) -> int:
+class Serving(NamedTuple):
+    """How an ingress serves.
+
+    `drain_s` is how long balancers have to see that it stops before it takes no connections any
+    more; `number` counts the processes behind one port, None where there is but one.
+    """
+
+    host: str
+    port: int
+    when_down: WhenDown = WhenDown.DEGRADED
+    drain_s: float = 0.0
+    number: int | None = None
+
+
+def run_ingress(process: Process, serving: Serving) -> int:
     """Serve HTTP until told to stop; returns the exit code.
 
-    Raises FairlaneError when the address can't be listened on or Redis is not configured.
+    Raises FairlaneError when an address can't be listened on or Redis is not configured.
     """
     process.notes.follow_logging()
     stop = stop_on_signals()  # the server raises the signal that stopped it once more: for us
     url = process.settings.need_redis()
-    listener = listen(host, port)
+    meter = _meter(process, serving)
+    listener = listen(serving.host, serving.port, is_shared=serving.number is not None)
     with listener:
         client = connect(url)
         prefix = process.settings.prefix
@@ -49,20 +69,24 @@ def run_ingress(process: Process, host: str, port: int, when_down: WhenDown) -> 
                 clock=SystemClock(),
                 random_bytes=secrets.token_bytes,
                 instance=process.instance,
-                when_down=when_down,
+                when_down=serving.when_down,
+                meter=meter,
                 claims=RedisClaims(client, prefix),
+                backlog=RedisBacklog(client, prefix),
             )
         )
         config = uvicorn.Config(
-            build_app(ingress),
+            build_app(ingress, meter.text),
+            http=GuardedProtocol,
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="on",
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
         )
-        server = DrainingServer(config, ingress)
-        process.notes.info("listening", host=host, port=listener.getsockname()[1])
+        server = DrainingServer(config, ingress, serving.drain_s)
+        process.notes.info("listening", host=serving.host, port=listener.getsockname()[1])
         if not stop.is_set():
             with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
                 runner.run(server.serve(sockets=[listener]))
@@ -71,11 +95,25 @@ def run_ingress(process: Process, host: str, port: int, when_down: WhenDown) -> 
     return EXIT_CLEAN if server.started or stop.is_set() else EXIT_FAILED
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket. Raises FairlaneError."""
+def _meter(process: Process, serving: Serving) -> PrometheusMeter:
+    """The meter, also on a port of this process's own: one port may be several processes."""
+    number = serving.number
+    meter = PrometheusMeter(process="" if number is None else str(number))
+    if process.metrics_port is not None:
+        try:
+            meter.serve(process.metrics_port)
+        except MetricsError as error:
+            raise FairlaneError(str(error)) from error
+    return meter
+
+
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Open the listening socket, of several processes if `is_shared`. Raises FairlaneError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=is_shared
+        )
     except OSError as error:
         raise FairlaneError(
             f"can't listen on {host}:{port}: {error.strerror}; choose another --host or --port"
@@ -85,10 +123,11 @@ def listen(host: str, port: int) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """A server that tells its ingress of a signal before it stops."""
 
-    def __init__(self, config: uvicorn.Config, ingress: Ingress) -> None:
+    def __init__(self, config: uvicorn.Config, ingress: Ingress, drain_s: float = 0.0) -> None:
         """Keep the ingress; nothing is served yet."""
         super().__init__(config)
-        self._ingress = ingress
+        self._ingress, self._drain_s = ingress, drain_s
+        self._is_told = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -97,7 +136,12 @@ class DrainingServer(uvicorn.Server):
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain, then stop as the server does; a second SIGINT stops at once."""
+        """Drain, then stop as the server does; a second signal does not wait for balancers."""
+        is_first, self._is_told = not self._is_told, True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ingress.drain)
-        super().handle_exit(sig, frame)
+        if self._loop is None or not is_first or not self._drain_s:
+            super().handle_exit(sig, frame)
+            return
+        loop, stop = self._loop, super().handle_exit
+        loop.call_soon_threadsafe(lambda: loop.call_later(self._drain_s, stop, sig, frame))

@@ -68,7 +68,13 @@ class Bulk:
         return self._ingress.refuse(Reason.BODY_TOO_LARGE, detail, caller.tenant.name)
 
     async def verdicts(
-        self, caller: Caller, body: bytes, *, is_cut: bool, trace: bytes | None = None
+        self,
+        caller: Caller,
+        body: bytes,
+        *,
+        is_cut: bool,
+        trace: bytes | None = None,
+        call: str = "",
     ) -> AsyncIterator[bytes]:
         """Take the lines in; yields their verdicts, some lines of NDJSON at a time.
 
@@ -83,7 +89,7 @@ class Bulk:
                 detail = f"the log did not confirm line {doubt} in time: this one was not tried"
                 answers: list[Answer] = [unavailable(detail)] * len(wave)
             else:
-                answers = await self._ingress.submit_all(caller, wave, trace)
+                answers = await self._ingress.submit_all(caller, wave, trace, call)
                 doubt = _first_in_doubt(wave, answers)
             yield b"".join(map(_verdict, wave, answers))
             await slices.rest()

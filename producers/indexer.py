@@ -3,13 +3,14 @@
 The ingresses of a deployment share the partitions of `results`. A batch of records is
 written first, its positions are committed after: killed in between, the next holder writes
 the same again, and the index keeps the first of two. So nothing is lost and nothing changes.
+With them the limiter is told what the requests truly used, which it takes once as well.
 
 A position is worth what the index holds: it is committed with the index's generation, and in
 front of another one (the index was lost) a day of results is read again.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from producers.ports import Clock, Index, Offload
 from schemas.codec import DecodeError, decode_header, passed_through
@@ -46,12 +47,16 @@ class Indexer:
         offload: Offload,
         instance: str | None,
         ended: Callable[[Iterable[RequestName]], None],
+        settle: Callable[[Sequence[Ending]], Awaitable[None]],
+        measured: Callable[[Iterable[Ending]], None] = lambda _endings: None,
     ) -> None:
         """Join nothing before the first turn.
 
-        `instance` names a static member; `ended` is told the requests that were indexed.
+        `instance` names a static member; `ended` is told the requests that were indexed,
+        `measured` how they ended; `settle` takes what they used, and the same again is nothing
+        to it.
         """
-        self._ended = ended
+        self._settle, self._ended, self._measured = settle, ended, measured
         self._log, self._topics, self._index = the_log, topics, index
         self._clock, self._offload = clock, offload
         # Who shares the work, and where it stands, are two groups: Kafka takes a commit from
@@ -82,6 +87,8 @@ class Indexer:
         count = len(self._endings)
         await self._index.finish(self._endings)
         self._ended(ending.name for ending in self._endings)
+        await self._settle(self._endings)
+        self._measured(self._endings)
         await self._offload(self._commit)
         return count
 
@@ -124,7 +131,7 @@ class Indexer:
             return
         for record in records:
             self._read[record.topic, record.partition] = record.offset + 1
-            ending = _ending(record)
+            ending = ending_of(record)
             if ending:
                 self._endings.append(ending)
 
@@ -163,7 +170,7 @@ class Indexer:
         self._endings, self._read = [], {}
 
 
-def _ending(record: Record) -> Ending | None:
+def ending_of(record: Record) -> Ending | None:
     """What a results record means for the index; None when it says nothing new."""
     try:
         result: Result = decode_header(record, Result)

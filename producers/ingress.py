@@ -1,8 +1,8 @@
 """The ingress: what happens to a request between the door and the log, without HTTP.
 
-Order of a submission: authenticate, validate, charge, publish, index. Whatever refuses does
-so before the charge; the steps after reading are in `intake`. Answers are values: `Accepted`
-and `Status`, or a `Problem`.
+Order of a submission: authenticate, validate, predict, charge, publish, index. Whatever refuses
+does so before the charge; the steps after reading are in `intake`. Answers are values:
+`Accepted` and `Status`, or a `Problem`.
 
 The process wiring makes an `Ingress`, calls `start()` in the running loop, `drain()` when it
 is told to stop, and `stop()` when no call is under way any more.
@@ -12,13 +12,14 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from producers.bodies import Bodies
 from producers.core import ids
 from producers.core.answers import (
     Problem,
+    gone,
     not_found,
     of_faults,
     of_line_faults,
@@ -26,6 +27,7 @@ from producers.core.answers import (
     unavailable,
 )
 from producers.core.lines import Line
+from producers.core.listing import Page, Query
 from producers.core.submission import (
     FAULTS_MAX,
     LINE_FAULTS_MAX,
@@ -39,8 +41,20 @@ from producers.flights import Flights, OneProcess
 from producers.following import Followers
 from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
-from producers.limiting import LimitKeeper, WhenDown
-from producers.ports import Claims, Clock, Index, Limits, Offload, RandomBytes
+from producers.limiting import LimitKeeper, Settler, WhenDown
+from producers.listing import Listing
+from producers.ports import (
+    BacklogReader,
+    Claims,
+    Clock,
+    Index,
+    Limits,
+    Meter,
+    NoMeter,
+    Offload,
+    RandomBytes,
+)
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -53,7 +67,7 @@ from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
 from schemas.topics import Topics
 
-ROUTE = "/v1/requests"
+ROUTE = ids.ROUTE
 #: Longest `?wait=`, in seconds: below the idle time-outs that proxies commonly have (60 s).
 WAIT_S_MAX = 30.0
 #: Longest single wait for new records: how long a stop or a new assignment goes unnoticed.
@@ -62,6 +76,8 @@ POLL_S = 0.1
 TICK_S = 0.25
 #: Random bytes of the name under which an ingress without a name of its own claims keys.
 OWNER_BYTES = 8
+#: How often the published backlog is looked at: it changes a few times a second.
+BACKLOG_S = 0.1
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -84,8 +100,11 @@ class Parts:
     #: Name of the static member in the index group: it takes over from itself at once.
     instance: str | None = None
     when_down: WhenDown = WhenDown.DEGRADED
+    meter: Meter = field(default_factory=NoMeter)
     #: None: there is no other ingress.
     claims: Claims | None = None
+    #: None: nothing is refused by predicted waits.
+    backlog: BacklogReader | None = None
 
 
 class Caller(NamedTuple):
@@ -111,8 +130,16 @@ class Ingress:
         self._topics, self._clock, self._index = parts.topics, parts.clock, parts.index
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
-        self._keeper = LimitKeeper(parts.limits, parts.clock, parts.when_down)
-        self._room = WaitRoom(parts.index)
+        self._keeper = LimitKeeper(
+            parts.limits,
+            parts.clock,
+            parts.when_down,
+            name=parts.instance or parts.random_bytes(ids.KEY_BYTES).hex(),
+            meter=parts.meter,
+        )
+        self.meter, self.random_bytes = parts.meter, parts.random_bytes
+        self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
+        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
         self._indexer = Indexer(
             parts.log,
             parts.topics,
@@ -120,10 +147,14 @@ class Ingress:
             parts.clock,
             parts.offload,
             parts.instance,
-            self._room.ended,
+            self.room.ended,
+            Settler(parts.limits, lambda: self.directory.view).settle,
+            self._predictor.ended,
         )
         self._bodies = Bodies(parts.log, parts.offload)
-        self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
+        self._refusals = RefusalLog(
+            self._publisher, self.directory, parts.topics, parts.clock, parts.meter
+        )
         self._intake = Intake(
             self._publisher,
             self._keeper,
@@ -132,6 +163,7 @@ class Ingress:
             self._refusals,
             parts.topics,
             parts.clock,
+            self._predictor,
             parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
@@ -147,11 +179,13 @@ class Ingress:
         start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
         start("tick", self._tick)
+        if self._parts.backlog is not None:
+            start("backlog", self._follow_backlog)
 
     def drain(self) -> None:
         """Tell balancers to go elsewhere and end the long polls; calls are still served."""
         self.is_draining = True
-        self._room.close()
+        self.room.close()
 
     async def stop(self) -> None:
         """Stop following, publish what is left, free every client."""
@@ -181,6 +215,12 @@ class Ingress:
             return f"it follows {ended} no more: another process of this name does"
         return ""
 
+    def measure(self) -> None:
+        """Set the gauges to what is so now."""
+        self.meter.gauge("ingress_waiting_callers", len(self.room))
+        self.meter.gauge("ingress_unindexed", len(self._intake.unindexed))
+        self.meter.gauge("ingress_ready", int(not self.why_not_ready()))
+
     # --- calls
 
     def authenticate(self, authorization: str) -> Caller | Problem:
@@ -200,10 +240,15 @@ class Ingress:
         return Caller(tenant, view)
 
     async def submit(
-        self, caller: Caller, body: bytes, key: str | None = None, trace: bytes | None = None
+        self,
+        caller: Caller,
+        body: bytes,
+        key: str | None = None,
+        trace: bytes | None = None,
+        call: str = "",
     ) -> Accepted | Problem:
         """Take a request in; `key` makes a repetition of the same body the same request."""
-        asked = self._read(caller, outline(body), key, trace)
+        asked = self._read(caller, outline(body), key, trace, call)
         if isinstance(asked, Faults):
             return self._refused(of_faults(asked.faults, asked.reason), caller, asked)
         if not asked.is_named:  # nobody else can have its key yet
@@ -212,7 +257,7 @@ class Ingress:
         return answer or self._intake.another(caller.tenant.name)
 
     async def submit_all(
-        self, caller: Caller, lines: Sequence[Line], trace: bytes | None = None
+        self, caller: Caller, lines: Sequence[Line], trace: bytes | None = None, call: str = ""
     ) -> list[Accepted | Problem | Exception]:
         """Take many in, in their order; each has its own answer, as if it had come alone.
 
@@ -222,7 +267,7 @@ class Ingress:
         read_as: list[Asked | Problem | Exception] = []
         slices = Slices()
         for line in lines:
-            read_as.append(self._read_line(caller, line, trace))
+            read_as.append(self._read_line(caller, line, trace, call))
             await slices.between()
         valid = [asked for asked in read_as if isinstance(asked, Asked)]
         shared = iter(await self._flights.share_all(valid, self._intake.take_all))
@@ -240,17 +285,26 @@ class Ingress:
     ) -> Status | Problem:
         """What became of a request, after waiting up to `wait_s` for its end."""
         name = RequestName(caller.tenant.name, request_id)
-        entry = await self._find(name)
+        entry = await self.find(name)
         if isinstance(entry, Problem):
             return entry
         if wait_s > 0 and not entry.terminal:
-            entry = await self._room.wait(name, min(wait_s, WAIT_S_MAX)) or entry
-        return await self._with_body(entry)
+            entry = await self.room.wait(name, min(wait_s, WAIT_S_MAX)) or entry
+        return await self.with_body(entry)
+
+    async def page(self, caller: Caller, query: Query) -> Page | Problem:
+        """A page of the tenant's requests."""
+        if self._keeper.is_down:
+            return unavailable("requests can't be listed now: Redis does not answer")
+        try:
+            return await self._listing.page(caller.tenant.name, query)
+        except StoreDownError as error:
+            return unavailable(f"requests can't be listed now: {error}")
 
     async def cancel(self, caller: Caller, request_id: str) -> str | Problem:
         """Ask for the end of a request; returns its state as known now."""
         name = RequestName(caller.tenant.name, request_id)
-        entry = await self._find(name)
+        entry = await self.find(name)
         if isinstance(entry, Problem):
             return entry
         if entry.acceptance and not entry.terminal:
@@ -273,11 +327,11 @@ class Ingress:
     # --- steps of a submission
 
     def _read_line(
-        self, caller: Caller, line: Line, trace: bytes | None
+        self, caller: Caller, line: Line, trace: bytes | None, call: str
     ) -> Asked | Problem | Exception:
         """The same for a line of many, whose error is its own."""
         try:
-            read_as = self._read(caller, line.fields, line.key, trace, LINE_FAULTS_MAX)
+            read_as = self._read(caller, line.fields, line.key, trace, call, LINE_FAULTS_MAX)
             if isinstance(read_as, Asked):
                 return read_as
             return self._refused(of_line_faults(read_as.faults, read_as.reason), caller, read_as)
@@ -290,6 +344,7 @@ class Ingress:
         fields: Fields | Faults,
         key: str | None,
         trace: bytes | None,
+        call: str = "",
         faults_max: int = FAULTS_MAX,
     ) -> Asked | Faults:
         """A request with its name, or all that is wrong with it."""
@@ -302,7 +357,8 @@ class Ingress:
         if isinstance(read_as, Faults):
             return read_as
         digest = ids.digest(fields)
-        return Asked(read_as, policy, name, used_key, digest, trace, is_named=key is not None)
+        is_named = key is not None
+        return Asked(read_as, policy, name, used_key, digest, trace, is_named, call)
 
     def _refused(self, problem: Problem, caller: Caller, faults: Faults) -> Problem:
         self._refusals.note(problem, caller.tenant.name, faults.endpoint)
@@ -310,7 +366,8 @@ class Ingress:
 
     # --- steps of a look-up
 
-    async def _find(self, name: RequestName) -> Entry | Problem:
+    async def find(self, name: RequestName) -> Entry | Problem:
+        """What the index knows of a request, or why that can't be told."""
         if not ids.is_request_id(name.id):
             return not_found()
         late = self._intake.unindexed.get(name)
@@ -318,6 +375,8 @@ class Ingress:
         if not trouble:
             try:
                 entry = await self._index.lookup(name)
+                if entry is None and not late and await self._index.was_listed(name):
+                    return gone()
             except StoreDownError as error:
                 trouble = str(error)
         if entry is None and late:
@@ -326,7 +385,8 @@ class Ingress:
             return unavailable(f"the request can't be looked up now: {trouble}")
         return entry or not_found()
 
-    async def _with_body(self, entry: Entry) -> Status | Problem:
+    async def with_body(self, entry: Entry) -> Status | Problem:
+        """An entry with its output, wherever that stands."""
         terminal = entry.terminal
         if terminal is None or entry.body is not None or not terminal.size:
             return Status(entry, entry.body)
@@ -337,9 +397,15 @@ class Ingress:
 
     # --- loops
 
+    async def _follow_backlog(self) -> int:
+        await self._followers.pause(BACKLOG_S)
+        view = self.directory.view
+        return await self._predictor.follow(view.policy if view else None)
+
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
         self._refusals.tick()
+        await self._keeper.turn()
         await self._intake.index_late()
         return 1
 

@@ -1,9 +1,9 @@
-"""The steps of a submission that was read: known already? charge, publish, index.
+"""The steps of a submission that was read: known already? in time? charge, publish, index.
 
 One request takes them by itself; the lines of a bulk call take each step together, in their
 order, so that a step costs one round trip and the log has them in the order of the lines.
-Nothing is refunded after a charge, because a publish that failed in doubt may still be in
-the log.
+A charge is refunded when its publish failed for certain; after one in doubt it is not, because
+the request may be in the log.
 """
 
 import asyncio
@@ -23,20 +23,23 @@ from producers.core.answers import (
 from producers.core.submission import Submission
 from producers.limiting import LimitKeeper
 from producers.ports import Claims, Clock, Index
+from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
 from schemas import codec
 from schemas.front import (
     Acceptance,
+    Admission,
     Charge,
     Claim,
     Claimed,
     Entry,
+    LimitState,
     RequestName,
     StoreDownError,
 )
-from schemas.log import Headers, LogError, TooLargeError, UnavailableError
-from schemas.policy import Policy
+from schemas.log import Headers, LogError, Partition, TooLargeError, UnavailableError
+from schemas.policy import UNLIMITED, Policy
 from schemas.reasons import Reason
 from schemas.topics import Topics
 
@@ -50,10 +53,14 @@ class Accepted(NamedTuple):
     id: str
     key: str
     state: str
+    limits: tuple[LimitState, ...] = ()
 
 
 class Asked(NamedTuple):
-    """A valid request and what its caller sent besides; `is_named`: with a key of its own."""
+    """A valid request and what its caller sent besides; `is_named`: with a key of its own.
+
+    `call` is the x-request-id under which it is to be found besides its id, "" for none.
+    """
 
     submission: Submission
     policy: Policy
@@ -62,14 +69,33 @@ class Asked(NamedTuple):
     digest: str
     trace: bytes | None
     is_named: bool
+    call: str = ""
+    #: Of a request that came by inbox: its place there, and what its record said besides.
+    headers: Headers = ()
 
     @property
     def passed_through(self) -> Headers:
         """Headers of the caller that go into the log."""
-        return [("traceparent", self.trace)] if self.trace else ()
+        headers = [("traceparent", self.trace)] if self.trace else []
+        if self.call:
+            headers.append(("x-request-id", self.call.encode()))
+        if self.submission.affinity_key:
+            headers.append(("affinity-key", self.submission.affinity_key.encode()))
+        return [*headers, *self.headers]
+
+
+class _Charged(NamedTuple):
+    """What an admitted request was charged; `is_new`: by this very call."""
+
+    charge: Charge
+    limits: tuple[LimitState, ...]
+    is_new: bool
 
 
 Answer = Accepted | Problem
+
+#: Answers to a request that is certainly not in the log.
+_UNPUBLISHED = frozenset({Reason.BODY_TOO_LARGE, Reason.UNAVAILABLE})
 
 
 class Intake:
@@ -84,9 +110,11 @@ class Intake:
         refusals: RefusalLog,
         topics: Topics,
         clock: Clock,
+        predictor: Predictor,
         owner: str,
     ) -> None:
         """Hand in where each step is done; `owner` tells this ingress's claims from others'."""
+        self._predictor = predictor
         self._publisher, self._keeper, self._index = publisher, keeper, index
         self._claims, self._owner = claims, owner
         self._refusals, self._topics, self._clock = refusals, topics, clock
@@ -94,21 +122,46 @@ class Intake:
         #: to come too late: so while one call's are charged, the others' wait.
         self._turn = asyncio.Lock()
         self.unindexed: dict[RequestName, Acceptance] = {}
+        self._charged: dict[RequestName, _Charged] = {}
 
     async def take(self, asked: Asked) -> Answer:
         """Take one request in."""
-        if not asked.is_named:
-            return await self._charge(asked) or await self._publish(asked)
-        answer = await self._known(asked)
+        return await self.admit(asked) or await self.publish(asked)
+
+    async def admit(self, asked: Asked) -> Answer | None:
+        """Every step before the publish; None: it is to be published."""
+        answer = await self._known(asked) if asked.is_named else None
         if answer:
             return answer
         try:
-            answer = await self._charge(asked) or await self._publish(asked)
+            answer = await self._predict(asked) or await self._charge(asked)
         except Exception:
-            await self._let_go(asked, None)
+            await self._close(asked, None)
             raise
-        await self._let_go(asked, answer)
+        if answer:
+            await self._close(asked, answer)
         return answer
+
+    async def publish(self, asked: Asked) -> Answer:
+        """The last steps of what was admitted; called in order, it stands in the log in order."""
+        try:
+            answer = await self._publish_charged(asked)
+        except Exception:
+            await self._close(asked, None)
+            raise
+        await self._close(asked, answer)
+        return answer
+
+    async def recall(self, asked: Asked, place: Partition, offset: int) -> None:
+        """Index a request that was found in the log: who published it may not have done so."""
+        await self._note(asked.name, self._acceptance(asked, place, offset))
+
+    def place(self, asked: Asked) -> Partition:
+        """The request partition that it goes to."""
+        submission = asked.submission
+        pool, tenant = submission.endpoint.pool, submission.request.tenant
+        number = self._topics.request_partition(pool, tenant, asked.policy)
+        return self._topics.requests(submission.tier), number
 
     async def take_all(self, lines: Sequence[Asked]) -> list[Answer | Exception]:
         """Take many in, step by step; each has its own answer, or its own error."""
@@ -116,8 +169,11 @@ class Intake:
         async with self._turn:
             await _step(self._known, [line for line in lines if line.is_named], answers)
             begun = [line for line in lines if line.is_named and line.name not in answers]
+            await _step(self._predict, lines, answers)
             await _step(self._charge, lines, answers)
-        await _step(self._publish, lines, answers)
+        await _step(self._publish_charged, lines, answers)
+        for line in lines:
+            self._predicted(line, answers[line.name])
         await asyncio.gather(*(self._let_go(line, answers[line.name]) for line in begun))
         return [answers[line.name] for line in lines]
 
@@ -158,6 +214,12 @@ class Intake:
             return await self._claims.claim(self._claim(asked))
         return None
 
+    async def _close(self, asked: Asked, answer: Answer | None) -> None:
+        """The POST ends with this answer; None: with an error of ours."""
+        self._predicted(asked, answer)
+        if asked.is_named:
+            await self._let_go(asked, answer)
+
     async def _let_go(self, asked: Asked, answer: Answer | Exception | None) -> None:
         """The POST ends: what is not in the log frees its key, what may be there keeps it.
 
@@ -174,37 +236,59 @@ class Intake:
     def _claim(self, asked: Asked) -> Claim:
         return Claim(asked.name, asked.digest, self._owner)
 
-    async def _charge(self, asked: Asked) -> Problem | None:
+    async def _predict(self, asked: Asked) -> Problem | None:
+        """Refuse what could not be served in time, or may not wait."""
         submission = asked.submission
-        request, endpoint = submission.request, submission.endpoint
-        limit = asked.policy.limit(submission.tenant, endpoint)
-        if limit is None:
+        problem = self._predictor.judge(asked.name, submission, asked.policy)
+        if problem:
+            request = submission.request
+            self._refusals.note(problem, request.tenant, request.endpoint)
+        return problem
+
+    def _predicted(self, asked: Asked, answer: Answer | Exception | None) -> None:
+        """Whether it was let in in the end; in doubt it was."""
+        is_in = isinstance(answer, Accepted)
+        if isinstance(answer, Problem):
+            is_in = answer.reason is Reason.IN_DOUBT
+        self._predictor.settle(asked.name, is_in=is_in)
+
+    async def _charge(self, asked: Asked) -> Problem | None:
+        charge = _charge_of(asked)
+        if charge is None:
             return None
-        cost = endpoint.weight * request.inputs
-        charge = Charge(request.tenant, request.endpoint, request.id, cost, limit)
         verdict = await self._keeper.charge(charge)
         if verdict is None:
             return unavailable("limits can't be checked: Redis does not answer")
         if verdict.is_admitted:
+            is_new = verdict.admission is Admission.CHARGED
+            self._charged[asked.name] = _Charged(charge, verdict.states, is_new)
             return None
         problem = over_limit(charge, verdict)
-        self._refusals.note(problem, request.tenant, request.endpoint, charge)
+        self._refusals.note(problem, charge.tenant, charge.endpoint, charge)
         return problem
+
+    async def _publish_charged(self, asked: Asked) -> Answer:
+        """Publish; what is certainly not in the log is not paid for."""
+        charged = self._charged.pop(asked.name, None)
+        answer = await self._publish(asked)
+        if charged is None:
+            return answer
+        if isinstance(answer, Accepted):
+            return answer._replace(limits=charged.limits)
+        if charged.is_new and answer.reason in _UNPUBLISHED:
+            await self._keeper.refund(charged.charge)
+        return answer
 
     async def _publish(self, asked: Asked) -> Answer:
         submission, name = asked.submission, asked.name
-        request, endpoint = submission.request, submission.endpoint
-        topic = self._topics.requests(submission.tier)
-        partition = self._topics.request_partition(endpoint.pool, request.tenant, asked.policy)
+        request, place = submission.request, self.place(asked)
 
         def acceptance(offset: int) -> Acceptance:
-            now_ms, tier = self._clock.now_ms(), submission.tier
-            return Acceptance(endpoint.name, tier, topic, partition, offset, now_ms, asked.digest)
+            return self._acceptance(asked, place, offset)
 
         try:
             offset = await self._publisher.publish(
-                topic,
-                partition,
+                *place,
                 submission.body,
                 key=request.tenant.encode(),
                 headers=codec.header(request, asked.passed_through),
@@ -223,6 +307,11 @@ class Intake:
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
 
+    def _acceptance(self, asked: Asked, place: Partition, offset: int) -> Acceptance:
+        endpoint, tier = asked.submission.endpoint.name, asked.submission.tier
+        now_ms = self._clock.now_ms()
+        return Acceptance(endpoint, tier, *place, offset, now_ms, asked.digest, asked.call)
+
     async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
         """Index an accepted request, now or when Redis is back: it is accepted anyhow."""
         if not self._keeper.is_down:
@@ -234,6 +323,28 @@ class Intake:
     def _remember(self, name: RequestName, acceptance: Acceptance) -> None:
         if len(self.unindexed) < UNINDEXED_MAX:
             self.unindexed[name] = acceptance
+
+
+def _charge_of(asked: Asked) -> Charge | None:
+    """What a request takes from its tenant's limits and its parent's; None: there are none."""
+    submission, policy = asked.submission, asked.policy
+    request, endpoint, tenant = submission.request, submission.endpoint, submission.tenant
+    allowance = policy.allowance(tenant, endpoint)
+    parent = policy.tenant(tenant.parent) if tenant.parent else None
+    above = policy.allowance(parent, endpoint) if parent else UNLIMITED
+    if allowance.is_unlimited and above.is_unlimited:
+        return None
+    return Charge(
+        request.tenant,
+        request.endpoint,
+        request.id,
+        endpoint.weight * request.inputs,
+        endpoint.weight * (request.input_tokens + request.output_tokens_max),
+        allowance,
+        parent.name if parent else "",
+        above,
+        endpoint.weight,
+    )
 
 
 async def _step(

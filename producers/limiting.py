@@ -1,19 +1,31 @@
-"""Charging a request against its tenant's limit, also while Redis is down.
+"""Charging a request against its tenant's limits, also while Redis is down.
 
 Redis that does not answer is left alone for a while, so that callers don't queue up behind
-time-outs. What happens meanwhile is the operator's choice: `degraded` (the default) counts
-in this process, `closed` lets nobody in, `open` lets everybody in.
+time-outs; then one of them tries. What happens meanwhile is the operator's choice: `degraded`
+(the default) counts in this process, up to this ingress's share of each limit, `closed` lets
+nobody in, `open` lets everybody in. The ingresses announce themselves in Redis; the share is by
+the number that lived when Redis was last heard of.
 """
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
+from producers.core.breaker import Breaker
 from producers.core.local import LocalLimits
-from producers.ports import Clock, Limits
-from schemas.front import Admission, Charge, StoreDownError, Verdict
+from producers.core.shares import shared
+from producers.directory import View
+from producers.ports import Clock, Limits, Meter, NoMeter
+from schemas.front import INGRESS_TTL_MS, Charge, Ending, Settlement, StoreDownError, Verdict
+from schemas.records import End
 
 #: Redis is asked again this long after it failed.
 PAUSE_MS = 1_000
+#: An ingress announces itself so often: several times while the last one counts.
+ANNOUNCE_MS = INGRESS_TTL_MS // 5
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -27,32 +39,121 @@ class WhenDown(StrEnum):
 
 
 class LimitKeeper:
-    """The limit as the door uses it."""
+    """The limits as the door uses them."""
 
     def __init__(
-        self, limits: Limits, clock: Clock, when_down: WhenDown = WhenDown.DEGRADED
+        self,
+        limits: Limits,
+        clock: Clock,
+        when_down: WhenDown = WhenDown.DEGRADED,
+        *,
+        name: str = "",
+        meter: Meter | None = None,
     ) -> None:
-        """Hand in the shared counters and what to do without them."""
+        """Hand in the shared counters and what to do without them; `name` is this ingress's."""
         self._limits, self._clock, self._when_down = limits, clock, when_down
+        self._name, self._meter = name, meter or NoMeter()
         self._local = LocalLimits()
-        self._asked_again_ms = 0
+        self._breaker = Breaker(PAUSE_MS)
+        self._announce_ms = 0
+        #: Ingresses that lived when Redis was last heard of, this one too.
+        self.ingresses = 1
 
     @property
     def is_down(self) -> bool:
-        """Whether Redis failed lately and is being left alone."""
-        return self._clock.now_ms() < self._asked_again_ms
+        """Whether Redis failed and has not answered since."""
+        return self._breaker.is_open
 
     async def charge(self, charge: Charge) -> Verdict | None:
         """Take the charge or nothing; None when `closed` and Redis is down."""
-        if not self.is_down:
-            try:
-                return await self._limits.charge(charge)
-            except StoreDownError as error:
-                if not self.is_down:  # once for all charges that went out together
-                    log.warning("limits are %s: %s", self._when_down.value, error)
-                self._asked_again_ms = self._clock.now_ms() + PAUSE_MS
-        if self._when_down is WhenDown.CLOSED:
+        verdict = await self._asked(lambda: self._limits.charge(charge))
+        if verdict is None:
+            self._meter.count("ingress_charges_without_redis", mode=self._when_down.value)
+            verdict = self._alone(charge)
+        for name in verdict.shadowed if verdict else ():
+            self._meter.count(
+                "ingress_shadow_refusals",
+                limit=name,
+                tenant=charge.tenant,
+                endpoint=charge.endpoint,
+            )
+        return verdict
+
+    async def refund(self, charge: Charge) -> None:
+        """Give a charge back; what Redis does not take now stays charged until it counts no more."""
+        self._local.refund(charge, self._clock.now_ms())
+        await self._asked(lambda: self._limits.refund(charge))
+
+    async def turn(self) -> None:
+        """Announce this ingress when it is time to; finds out whether Redis is back as well."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._announce_ms and not self.is_down:
+            return
+        living = await self._asked(lambda: self._limits.announce(self._name))
+        if living is not None:
+            self.ingresses, self._announce_ms = max(1, living), now_ms + ANNOUNCE_MS
+
+    async def _asked(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """Redis's answer; None when it has none, or was not asked."""
+        if not self._breaker.may_ask(self._clock.now_ms()):
             return None
-        if self._when_down is WhenDown.OPEN and charge.cost <= charge.limit:
-            return Verdict(Admission.CHARGED, charge.limit, 0, charge.limit, 0)
-        return self._local.charge(charge, self._clock.now_ms())
+        try:
+            answer = await call()
+        except StoreDownError as error:
+            if self._breaker.failed(self._clock.now_ms()):
+                log.warning("limits are %s: %s", self._when_down.value, error)
+            return None
+        except BaseException:
+            self._breaker.gave_up()
+            raise
+        if self._breaker.answered():
+            log.warning("limits are shared again: Redis answers")
+        return answer
+
+    def _alone(self, charge: Charge) -> Verdict | None:
+        now_ms = self._clock.now_ms()
+        match self._when_down:
+            case WhenDown.CLOSED:
+                return None
+            case WhenDown.OPEN:
+                return LocalLimits().charge(charge, now_ms)
+            case WhenDown.DEGRADED:
+                return self._local.charge(shared(charge, self.ingresses), now_ms)
+
+
+class Settler:
+    """Puts what requests truly took in the place of what was estimated at the door."""
+
+    def __init__(self, limits: Limits, view: Callable[[], View | None]) -> None:
+        """`view` is the policy now; None before one was read."""
+        self._limits, self._view = limits, view
+
+    async def settle(self, endings: Sequence[Ending]) -> None:
+        """Settle what ended, each once however often it is told.
+
+        Raises StoreDownError, also before there is a policy: then tell the same again.
+        """
+        view = self._view()
+        if view is None:
+            raise StoreDownError("tokens can't be settled before the policy is read")
+        settlements = [one for one in (_settlement(ending, view) for ending in endings) if one]
+        if settlements:
+            await self._limits.settle(settlements)
+
+
+def _settlement(ending: Ending, view: View) -> Settlement | None:
+    """What a request took; None where no tokens are limited.
+
+    One that succeeded with no tokens at all was not counted by its engine: the estimate stays.
+    """
+    name, terminal, _ = ending
+    tenant, endpoint = view.tenants.get(name.tenant), view.policy.endpoint(terminal.endpoint)
+    if tenant is None or endpoint is None:
+        return None
+    parent = view.tenants.get(tenant.parent)
+    families = [tenant, parent] if parent else [tenant]
+    if not any(view.policy.allowance(one, endpoint).counts_tokens for one in families):
+        return None
+    used = terminal.usage.input_tokens + terminal.usage.output_tokens
+    tokens = None if terminal.end is End.SUCCEEDED and not used else used
+    return Settlement(name.tenant, endpoint.name, name.id, tokens, tenant.parent)

@@ -1,7 +1,7 @@
 """What the ingress needs from outside, besides the log (`schemas.log`).
 
-`fairlane` fills these: `adapters.redis` for `Limits` and `Index`, `adapters.clock` for the
-clock, `secrets.token_bytes` for chance.
+`fairlane` fills these: `adapters.redis_limits` for `Limits`, `adapters.redis` for `Index`,
+`adapters.clock` for the clock, `secrets.token_bytes` for chance.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,8 +14,11 @@ from schemas.front import (
     Claimed,
     Ending,
     Entry,
+    Listed,
     RequestName,
+    Settlement,
     Verdict,
+    Window,
 )
 
 T = TypeVar("T")
@@ -32,10 +35,19 @@ class Clock(Protocol):
 
 
 class Limits(Protocol):
-    """Shared counters of what tenants took."""
+    """Shared counters of what tenants took. Every call raises StoreDownError."""
 
     async def charge(self, charge: Charge) -> Verdict:
-        """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
+        """Take the charge or nothing; when it raises, it may have been taken."""
+
+    async def refund(self, charge: Charge) -> bool:
+        """Give a charge back, once; returns whether there was anything to give back."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> int:
+        """Put true tokens in the place of estimates, each once; returns how many were."""
+
+    async def announce(self, name: str) -> int:
+        """Say that an ingress lives; returns how many do."""
 
 
 class Index(Protocol):
@@ -55,6 +67,35 @@ class Index(Protocol):
 
     async def lookup_all(self, names: Sequence[RequestName]) -> list[Entry | None]:
         """Look many up in one go, answers in their order."""
+
+    async def heads(self, names: Sequence[RequestName]) -> list[Entry | None]:
+        """The same without outputs."""
+
+    async def listed(self, window: Window) -> list[Listed]:
+        """A piece of a tenant's list, newest first."""
+
+    async def was_listed(self, name: RequestName) -> bool:
+        """Whether a request that has no entry any more had one."""
+
+
+class Meter(Protocol):
+    """Numbers for people: names and labels come from bounded vocabularies."""
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Add to a counter."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+
+
+class NoMeter:
+    """Counts nothing: nobody asked for metrics."""
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Do nothing."""
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Do nothing."""
 
 
 class Claims(Protocol):
@@ -78,3 +119,10 @@ class Offload(Protocol):
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
         """Run `call` and return its answer."""
+
+
+class BacklogReader(Protocol):
+    """The board on which schedulers publish what waits (`schemas.backlog`)."""
+
+    async def fetch(self, names: Sequence[str]) -> list[bytes | None]:
+        """What stands under each name, None where nothing does; raises StoreDownError."""

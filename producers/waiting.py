@@ -60,9 +60,17 @@ class WaitRoom:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, name: RequestName, timeout_s: float) -> Entry | None:
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody may wait any more, or not just now."""
+        return self._is_closed or self._count >= WAITERS_MAX
+
+    async def wait(self, name: RequestName, timeout_s: float | None) -> Entry | None:
         """Wait until the request has ended and return its entry; None when it has not."""
-        if self._is_closed or self._count >= WAITERS_MAX:
+        if self.is_closed:
             return None
         loop = asyncio.get_running_loop()
         waiter: _Waiter = loop.create_future()

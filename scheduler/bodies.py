@@ -28,8 +28,6 @@ from schemas.log import Log, LogError, Record, UnavailableError
 HEADER_OVERHEAD = 200
 #: Most that is read ahead at once: about half a second of reading, nothing is picked meanwhile.
 AHEAD_BYTES = 64_000_000
-#: Unless one part in so many of that is missing, nothing is read ahead.
-AHEAD_PART = 8
 #: Two pieces of the log are read as one when no more is between them: a client that begins
 #: anew costs about as much.
 MERGE_BYTES = 4_000_000
@@ -256,11 +254,15 @@ class Bodies:
     def _plan(self, state: State, missing: list[int]) -> tuple[Spans, dict[int, int]]:
         """Pieces to read, and what of it is read ahead: key and size; there is room for it.
 
-        Nothing is when most of what comes next is here: then no queue has run out. When it is
-        scattered over the log, as much as there is room for is read ahead: the whole log is read
-        each time, about as often as the budget has to be filled anew.
+        Nothing is unless a queue has run out of what was kept. When it is scattered over the log,
+        as much as there is room for is read ahead: the whole log is read each time, about as
+        often as the budget has to be filled anew.
         """
-        sizes = {key: live.size for key in missing if (live := state.find(key))}
+        lives = [live for key in missing if (live := state.find(key))]
+        sizes = {live.key: live.size for live in lives}
+        early = [live for live in lives if live.order < self._horizons.get(live.queue, 0)]
+        if len(early) == len(missing):
+            return spans_of(state, sizes, MERGE_BYTES), {}
         usual = sum(sizes.values()) // len(sizes) if sizes else MERGE_BYTES
         soon = min(self.budget // 2, AHEAD_BYTES)
         for size in (soon, self.budget - self.budget // 8):

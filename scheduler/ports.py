@@ -42,3 +42,10 @@ class Aside(Protocol):
 
     def close(self) -> None:
         """Free what it holds; nothing is begun any more."""
+
+
+class Board(Protocol):
+    """Where ingresses read what waits; advice, so nothing depends on it being there."""
+
+    def post(self, name: str, data: bytes) -> None:
+        """Publish under a name, in place of what stood there; never waits and never fails."""

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from zlib import crc32
 
+from scheduler.backlog import Backlog
 from scheduler.bodies import USUAL, Bodies, Limits
 from scheduler.core.mismatch import StateMismatchError
 from scheduler.fold import Fold
-from scheduler.ports import Aside, Clock, Meter, Notes
+from scheduler.ports import Aside, Board, Clock, Meter, Notes
 from scheduler.shard import FULL, Shard
 from scheduler.standby import COPIES_MAX, Standbys
 from scheduler.story import RecoveryError
@@ -45,6 +46,7 @@ class Scheduler:
         recovering: entered while a shard is taken over: millions of objects that stay are made.
         aside: makes what commits a shard's full cycles while it goes on.
         full: requests taken in or picked that make a cycle full.
+        board: where the backlog is published; None: nowhere.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Scheduler:
         recovering: Callable[[], AbstractContextManager[None]] = nullcontext,
         aside: Callable[[], Aside] = AtOnce,
         full: int = FULL,
+        board: Board | None = None,
     ) -> None:
+        self._board = board
         self._log = log
         self._topics = topics
         self._clock = clock
@@ -163,6 +167,7 @@ class Scheduler:
             warm=self._standbys.take(number),
             aside=self._aside(),
             full=self._full,
+            backlog=Backlog(self._board),
         )
         self._share_out()
 

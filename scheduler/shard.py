@@ -11,6 +11,7 @@ known, and they are dropped together.
 
 from collections.abc import Callable, Sequence
 
+from scheduler.backlog import Backlog
 from scheduler.bodies import USUAL, Bodies, Limits, LostBodiesError
 from scheduler.core.batches import due_ms
 from scheduler.core.cycle import run_cycle
@@ -76,8 +77,10 @@ class Shard:
         warm: Fold | None = None,
         aside: Aside | None = None,
         full: int = FULL,
+        backlog: Backlog | None = None,
     ) -> None:
         self.shard = shard
+        self._backlog = backlog or Backlog()
         self._warm = warm  #: what a standby has read of it
         self._log = log
         self._topics = topics
@@ -94,8 +97,7 @@ class Shard:
         self.bodies = self._no_bodies()
         self._digest = b""
         self._snapshot = -1
-        self._snapshot_ms = 0
-        self._snapshot_bytes = 0
+        self._snapshot_ms = self._snapshot_bytes = 0
         self._snapshot_took_ms = 0  #: of the last one that was written here
         self._bytes_since = 0
         self._frontier_ms = 0
@@ -245,7 +247,9 @@ class Shard:
         if self.state.document != document:
             self._follow()
         self._brake()
-        self._housekeeping(self._now())
+        now_ms = self._now()
+        self._backlog.turn(self.state, taken.inputs.workers, cycle.batches, now_ms)
+        self._housekeeping(now_ms)
         return is_busy
 
     def _now(self) -> int:

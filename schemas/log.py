@@ -10,7 +10,7 @@ grow but are not contiguous: transaction markers and aborted records leave gaps.
 of a partition is its last stable offset: everything below it is decided.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 Partition = tuple[str, int]
@@ -221,6 +221,12 @@ class Reader(Protocol):
         """Return up to `limit` records; waits up to `timeout_s` for the first one only.
 
         Raises PositionLostError when a position is below the log start or beyond its end.
+        """
+
+    def pause(self, partitions: Collection[Partition]) -> None:
+        """Return no records of exactly these assigned partitions until the next call.
+
+        Their positions stay; `assign` ends every pause.
         """
 
     def reached(self, partition: Partition, end: int) -> bool:

@@ -10,6 +10,7 @@ IS their rank, first served first.
 import zlib
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -46,6 +47,63 @@ class Fairness(StrEnum):
     DRR = "drr"
     VTC = "vtc"  # the tenant that got least service, by weight
     FIFO = "fifo"  # a control: one queue by priority, deadline, arrival
+
+
+class Allowance(NamedTuple):
+    """What a tenant may take at an endpoint, weighted; None: no limit, 0: nothing.
+
+    `shadow` names those that are counted and reported but refuse nobody.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_month: int | None = None
+    tokens_per_month: int | None = None
+    shadow: tuple[str, ...] = ()
+
+    @property
+    def limits(self) -> tuple[int | None, int | None, int | None, int | None]:
+        """The four, in the order of `LIMITS`."""
+        return self[0], self[1], self[2], self[3]
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether there is nothing to count."""
+        return self[:4] == _NO_LIMITS
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens are limited: then the estimate is settled when the true ones are known."""
+        return self[1] is not None or self[3] is not None
+
+
+_NO_LIMITS = (None, None, None, None)
+UNLIMITED = Allowance()
+#: Fields of an endpoint, and of a tenant by endpoint, that the door's limiter counts.
+LIMITS = Allowance._fields[:4]
+
+
+class Predict(StrEnum):
+    """What is done with a request that would not be served in time.
+
+    `shadow` counts it and lets it in: to see what `on` would do.
+    """
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ON = "on"
+
+
+class Inbox(StrEnum):
+    """Whether a tenant may put requests on the bus itself, and what happens over its limits.
+
+    `refuse`: each request over a limit is answered at once. `hold`: its inbox waits until there
+    is room, in order.
+    """
+
+    OFF = "off"
+    REFUSE = "refuse"
+    HOLD = "hold"
 
 
 class Topology(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -104,11 +162,17 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     how many of its requests may be in workers' hands for certain, `burst` how many more while
     nobody of its tier below its own `in_flight` has eligible work. `waiting` is how many may
     wait; one more is ended at once. All children of a parent count against the parent's.
-    `requests_per_minute` is for the door; `weight` multiplies what a request takes from it
-    (heavier models: more).
+    `requests_per_minute`, `tokens_per_minute`, `requests_per_month` and `tokens_per_month` (a
+    calendar month, UTC) are for the door; `weight` multiplies what a request takes from them
+    (heavier models: more). Tokens are the input's and `max_output_tokens`, until the result tells
+    the true ones. `shadow` names those of them that are counted and reported but refuse nobody.
 
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
+
+    At the door a request that would not end by its deadline is refused, or one without a deadline
+    that would not end within `latency_ms` of its tier, by the predicted wait: as `predict` says.
+    `waiting_tokens` is how many tokens of a tenant may wait; more are refused there.
     """
 
     name: str
@@ -134,6 +198,13 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     in_flight: int | None = None
     burst: int = 0
     waiting: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_month: int | None = None
+    tokens_per_month: int | None = None
+    shadow: tuple[str, ...] = ()
+    predict: Predict = Predict.SHADOW
+    latency_ms: dict[str, int] = field(default_factory=dict)
+    waiting_tokens: int | None = None
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -142,9 +213,10 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     With a `parent`, another tenant, it shares the parent's part with the parent's other
     children, by weight; the parent's own requests count as one more child of weight 1.
     `aging_ms`: each so many milliseconds of waiting are worth one step of priority against
-    the tenant's own other requests; 0: none. `requests_per_minute`, `in_flight`, `burst`
-    and `waiting` override an endpoint's, by endpoint name; a parent's limits count its
-    children's requests as well.
+    the tenant's own other requests; 0: none. The limits, `shadow` and `waiting_tokens` override
+    an endpoint's, by endpoint name; a parent's limits count its children's requests as well.
+    `inbox` gives it topics of its own: it writes requests to one and reads their results from
+    the other.
     """
 
     name: str
@@ -156,6 +228,12 @@ class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     in_flight: dict[str, int] = field(default_factory=dict)
     burst: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
+    tokens_per_minute: dict[str, int] = field(default_factory=dict)
+    requests_per_month: dict[str, int] = field(default_factory=dict)
+    tokens_per_month: dict[str, int] = field(default_factory=dict)
+    shadow: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    waiting_tokens: dict[str, int] = field(default_factory=dict)
+    inbox: Inbox = Inbox.OFF
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -202,9 +280,16 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict
         """Look a pool up by name."""
         return next((p for p in self.pools if p.name == name), None)
 
-    def limit(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
-        """Weighted requests a minute of a tenant at an endpoint; None: no limit."""
-        return tenant.requests_per_minute.get(endpoint.name, endpoint.requests_per_minute)
+    def allowance(self, tenant: Tenant, endpoint: Endpoint) -> Allowance:
+        """What the door lets a tenant take at an endpoint."""
+        name = endpoint.name
+        return Allowance(
+            tenant.requests_per_minute.get(name, endpoint.requests_per_minute),
+            tenant.tokens_per_minute.get(name, endpoint.tokens_per_minute),
+            tenant.requests_per_month.get(name, endpoint.requests_per_month),
+            tenant.tokens_per_month.get(name, endpoint.tokens_per_month),
+            tenant.shadow.get(name, endpoint.shadow),
+        )
 
     def in_flight(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
         """Requests a tenant may have in workers' hands for certain; None: no limit."""
@@ -217,6 +302,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict
     def waiting(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
         """Requests of a tenant that may wait at an endpoint; None: no limit."""
         return tenant.waiting.get(endpoint.name, endpoint.waiting)
+
+    def waiting_tokens(self, tenant: Tenant, endpoint: Endpoint) -> int | None:
+        """Tokens of a tenant's requests that may wait at an endpoint; None: no limit."""
+        return tenant.waiting_tokens.get(endpoint.name, endpoint.waiting_tokens)
 
 
 class PolicyError(Exception):

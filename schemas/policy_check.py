@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from schemas.log import RECORD_BYTES_MAX
 from schemas.policy import (
+    LIMITS,
     NAME_PATTERN,
     NAME_RULE,
     TEXT_BYTES_MAX,
@@ -42,6 +43,8 @@ POLICY_BYTES_MAX = 400_000
 PARTITIONS_MAX = 1_024
 #: Sums of costs stay far inside 64 bits, which other languages read.
 COST_MAX = 1_000_000_000
+#: And those of a month, which the limiter counts exactly in doubles, stay far inside 53.
+QUOTA_MAX = 1_000_000_000_000_000
 #: Shares of 1000:1 are tested; more is a tier's job.
 WEIGHT_MAX = 1_000
 #: Batches sent ahead of a free slot are bound to a lane too early: keep it small.
@@ -155,8 +158,8 @@ def _all(policy: Policy) -> Iterator[Fault]:
     yield from _floors(policy)
     for index, pool in enumerate(policy.pools):
         yield from _ranges(pool, _Place(f"pools[{index}]", pool.name), _POOL)
-    yield from _endpoints(policy)
     tiers = {tier.name for tier in policy.tiers}
+    yield from _endpoints(policy, tiers)
     endpoints = {endpoint.name: endpoint for endpoint in policy.endpoints}
     for index, tenant in enumerate(policy.tenants):
         place = _Place(f"tenants[{index}]", tenant.name)
@@ -240,7 +243,7 @@ def _floors(policy: Policy) -> Iterator[Fault]:
         )
 
 
-def _endpoints(policy: Policy) -> Iterator[Fault]:
+def _endpoints(policy: Policy, tiers: set[str]) -> Iterator[Fault]:
     pools = {pool.name for pool in policy.pools}
     first: dict[str, str] = {}
     for index, endpoint in enumerate(policy.endpoints):
@@ -257,9 +260,13 @@ def _endpoints(policy: Policy) -> Iterator[Fault]:
         yield from _ranges(endpoint, place, _ENDPOINT)
         yield from _fits(place, endpoint)
         yield from _times(place, endpoint)
-        yield from _limit(place, endpoint, endpoint.requests_per_minute, "requests_per_minute")
+        for field in LIMITS:
+            yield from _limit(place, endpoint, getattr(endpoint, field), field)
+        yield from _shadow(place, endpoint.shadow, "shadow")
         yield from _count(place, endpoint.in_flight, "in_flight")
         yield from _count(place, endpoint.waiting, "waiting")
+        yield from _count(place, endpoint.waiting_tokens, "waiting_tokens")
+        yield from _latency(place, endpoint, tiers)
 
 
 def _fits(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
@@ -302,6 +309,22 @@ def _times(place: _Place, endpoint: Endpoint) -> Iterator[Fault]:
             )
 
 
+def _latency(place: _Place, endpoint: Endpoint, tiers: set[str]) -> Iterator[Fault]:
+    """Targets of tiers that there are, longer than the service is said to take."""
+    for name, target_ms in endpoint.latency_ms.items():
+        field = f"latency_ms.{name}"
+        if name not in tiers:
+            yield place.fault(field, f"latency_ms: {undefined('tier', name, tiers)}")
+        elif not 1 <= target_ms <= WAIT_MS_MAX:
+            yield place.fault(field, f"{field} is {target_ms}; allowed is 1..{WAIT_MS_MAX}")
+        elif target_ms <= endpoint.service_ms:
+            yield place.fault(
+                field,
+                f"{field} is {target_ms}, but service_ms says that a batch takes "
+                f"{endpoint.service_ms}: nothing would ever be in time",
+            )
+
+
 def _count(place: _Place, count: int | None, field: str) -> Iterator[Fault]:
     """A limit in requests: zero means zero, absent means none."""
     if count is not None and not 0 <= count <= COST_MAX:
@@ -315,12 +338,23 @@ def _limit(place: _Place, endpoint: Endpoint, limit: int | None, field: str) -> 
     """Zero locks out; below the endpoint's weight nothing would ever be let in."""
     if limit is None or limit == 0:
         return
-    if not endpoint.weight <= limit <= COST_MAX:
+    name = field.partition(".")[0]
+    most = QUOTA_MAX if name.endswith("month") else COST_MAX
+    if not endpoint.weight <= limit <= most:
+        one = "one request" if name.startswith("requests") else "one token"
         yield place.fault(
             field,
             f"{field} is {limit}; allowed is 0 (nobody) or {endpoint.weight} (the endpoint's "
-            f"weight: one request) ..{COST_MAX}",
+            f"weight: {one}) ..{most}",
         )
+
+
+def _shadow(place: _Place, names: Sequence[str], field: str) -> Iterator[Fault]:
+    """Only limits of the door can be tried out."""
+    for name in names:
+        if name not in LIMITS:
+            text = f'{field} names "{name}"; it may name {", ".join(LIMITS)}'
+            yield place.fault(field, text)
 
 
 def _tenant(
@@ -334,17 +368,14 @@ def _tenant(
         elif count > 1:
             yield place.fault("tiers", f'tier "{name}" is listed {count} times; once is enough')
     yield from _ranges(tenant, place, _TENANT)
-    for section, limits in (
-        ("requests_per_minute", tenant.requests_per_minute),
-        ("in_flight", tenant.in_flight),
-        ("burst", tenant.burst),
-        ("waiting", tenant.waiting),
-    ):
-        for name, limit in limits.items():
+    for section in (*LIMITS, "shadow", "in_flight", "burst", "waiting", "waiting_tokens"):
+        for name, limit in getattr(tenant, section).items():
             field = f"{section}.{name}"
             if name not in endpoints:
                 yield place.fault(field, f"{section}: {undefined('endpoint', name, endpoints)}")
-            elif section == "requests_per_minute":
+            elif section == "shadow":
+                yield from _shadow(place, limit, field)
+            elif section in LIMITS:
                 yield from _limit(place, endpoints[name], limit, field)
             else:
                 yield from _count(place, limit, field)

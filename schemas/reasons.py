@@ -28,12 +28,15 @@ class Reason(StrEnum):
     UNKNOWN_ENDPOINT = "unknown_endpoint"
     TIER_NOT_ALLOWED = "tier_not_allowed"
     NOT_FOUND = "not_found"
+    GONE = "gone"
     UNFINISHED = "unfinished"
     KEY_REUSED = "key_reused"
     RATE_LIMIT = "rate_limit"
     NEVER_FITS = "never_fits"
     IN_DOUBT = "in_doubt"
     UNAVAILABLE = "unavailable"
+    WOULD_WAIT = "would_wait"
+    NO_WORKERS = "no_workers"
     # after the door
     UNREADABLE = "unreadable"
     UNKNOWN_VERSION = "unknown_version"
@@ -73,6 +76,7 @@ TABLE: dict[Reason, Advice] = {
         403, Retry.NEVER, "The tenant's policy does not list this tier; name one that it lists."
     ),
     Reason.NOT_FOUND: Advice(404, Retry.NEVER, "No request of this id for this tenant."),
+    Reason.GONE: Advice(410, Retry.NEVER, "It ended more than a day ago and is kept no longer."),
     Reason.UNFINISHED: Advice(
         409, Retry.LATER, "The first call with this Idempotency-Key is not finished; come back."
     ),
@@ -92,6 +96,12 @@ TABLE: dict[Reason, Advice] = {
         503, Retry.SAME_ID, "The log did not confirm in time; look the id up, or retry with it."
     ),
     Reason.UNAVAILABLE: Advice(503, Retry.LATER, "A part of the service is down; come back."),
+    Reason.WOULD_WAIT: Advice(
+        503, Retry.LATER, "It could not be served in time; come back after Retry-After."
+    ),
+    Reason.NO_WORKERS: Advice(
+        503, Retry.LATER, "No worker serves the endpoint now; come back after Retry-After."
+    ),
     Reason.UNREADABLE: Advice(422, Retry.NEVER, "The record could not be decoded."),
     Reason.UNKNOWN_VERSION: Advice(
         422, Retry.NEVER, "The record has a version that this release does not know; upgrade."

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from schemas.log import TopicSpec
-from schemas.policy import Policy
+from schemas.policy import Inbox, Policy
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -16,6 +16,10 @@ DAY_MS = 24 * HOUR_MS
 RETENTION_MS = 7 * DAY_MS
 #: Segments roll by time as well, so that retention acts on quiet topics.
 SEGMENT_MS = DAY_MS
+#: A weekend in which nobody takes inboxes in loses nothing; requests a week late help nobody.
+INBOX_RETENTION_MS = 3 * DAY_MS
+#: One: the order of the whole inbox is kept, and a partition takes more than a tenant is let in.
+INBOX_PARTITIONS = 1
 #: An older sum that is written after a newer one (by a process that was stopped and woke up)
 #: must not be what compaction leaves: both stay this long, and readers take the newer.
 COMPACTION_LAG_MS = HOUR_MS
@@ -42,6 +46,14 @@ class Topics(NamedTuple):
     def workers(self, pool: str) -> str:
         """What a pool's workers say; partition = lane."""
         return f"{self.prefix}.workers.{pool}"
+
+    def inbox(self, tenant: str) -> str:
+        """Requests that a tenant puts on the bus itself: the topic alone says whose they are."""
+        return f"{self.prefix}.inbox.{tenant}"
+
+    def results_of(self, tenant: str) -> str:
+        """What became of a tenant's requests, for a tenant that has an inbox."""
+        return f"{self.prefix}.results.{tenant}"
 
     @property
     def decisions(self) -> str:
@@ -110,6 +122,24 @@ class Topics(NamedTuple):
         config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(COMPACTION_LAG_MS)}
         return TopicSpec(self.usage(pool), lanes, config)
 
+    def inbox_specs(self, tenant: str) -> list[TopicSpec]:
+        """The two topics of a tenant that has an inbox.
+
+        Brokers stamp what comes in, so that deadlines count on their clock. They keep it
+        unpacked: a small packed batch of zeros would be a huge one in whoever reads it.
+        """
+        taken = {
+            "retention.ms": str(INBOX_RETENTION_MS),
+            "segment.ms": str(SEGMENT_MS),
+            "message.timestamp.type": "LogAppendTime",
+            "compression.type": "uncompressed",
+        }
+        given = {"retention.ms": str(RETENTION_MS), "segment.ms": str(SEGMENT_MS)}
+        return [
+            TopicSpec(self.inbox(tenant), INBOX_PARTITIONS, taken),
+            TopicSpec(self.results_of(tenant), 1, given),
+        ]
+
     def of(self, policy: Policy) -> list[TopicSpec]:
         """Every topic that a policy needs, with its partitions and broker settings."""
         top = policy.topology
@@ -134,4 +164,7 @@ class Topics(NamedTuple):
             TopicSpec(self.dead, top.buckets, twice),
             TopicSpec(self.costs, top.buckets, {"cleanup.policy": "compact"}),
         ]
+        for tenant in policy.tenants:
+            if tenant.inbox is not Inbox.OFF:
+                specs += self.inbox_specs(tenant.name)
         return self.base() + specs

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from scheduler.core.arrivals import Arrival
 from scheduler.core.batches import due_ms
 from scheduler.core.cycle import Inputs, RequestRange, run_cycle
+from scheduler.core.decided import Cycle
 from scheduler.core.state import State
 from schemas.policy import Policy, encode_policy
 from schemas.records import (
@@ -198,7 +199,7 @@ class CoreChooser:
         inputs = Inputs(control=control)
         inputs.workers = [(load.pool, load.lane, self._finished(load)) for load in landed]
         inputs.requests = self._ranges(arrived)
-        cycle = run_cycle(self.state, inputs, START_MS + now_us // 1000)
+        cycle = self.decide(inputs, START_MS + now_us // 1000)
         jobs = self._running
         chosen = Chosen([], [], [])
         for batch in cycle.batches:
@@ -218,6 +219,10 @@ class CoreChooser:
             assert live_now is not None
             chosen.stops.append(jobs[live_now.id])
         return chosen
+
+    def decide(self, inputs: Inputs, now_ms: int) -> Cycle:
+        """Run a cycle; whoever wants to look on does it here."""
+        return run_cycle(self.state, inputs, now_ms)
 
     def wake_us(self, *, is_idle: bool) -> int | None:
         """When a batch that waits for company is due; when nothing else is, an expiry."""

@@ -209,6 +209,7 @@ class ProcessReader:
         self._log = log
         self._inner = inner
         self.assign = inner.assign
+        self.pause = inner.pause
         self.reached = inner.reached
 
     def poll(self, limit: int, timeout_s: float) -> list[Record]:

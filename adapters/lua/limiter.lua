@@ -1,131 +1,390 @@
--- Charges against limits: all of one charge or nothing of it, each charge id at most once. The
--- same id at a higher cost is charged the difference, so that nobody pays for little and gets much.
+-- Charges against limits: all of one charge or nothing of it, over a tenant's limits and its
+-- parent's, each charge id at most once; and refunds and settlements of what was charged.
 --
--- KEYS, two for each charge i = 1..n, all with the tenant as the hash tag:
---   [2i-1] <prefix>:{<tenant>}:limit:<endpoint>   hash: the counters
---   [2i]   <prefix>:{<tenant>}:charge:<endpoint>:<id>   string: this charge was taken, and its cost
---   On a cluster one call carries the charges of one tenant (one hash tag) only.
+-- KEYS, for each item i = 1..n in turn; all of one item have one hash tag, the family's root:
+--   <prefix>:{<root>}:limit:<tenant>:<endpoint>         hash: the tenant's counters
+--   <prefix>:{<root>}:limit:<parent>:<endpoint>         the parent's, only with levels = 2
+--   <prefix>:{<root>}:charge:<tenant>:<endpoint>:<id>   string: what the id was charged
+--   On a cluster one call carries the items of one family (one hash tag) only.
 -- ARGV:
 --   [1] slot_ms, width of a counter       [2] slots, counters in the window, the current one too
---   [3] ttl_ms, of everything written     [4] now_override_ms, for tests only; "" in service
---   then for each charge: [2i+3] cost >= 1, [2i+4] limit
--- Answers n times {admission, used, retry_ms}:
---   admission  1 charged, 2 charged as much before (takes nothing), 0 no room now,
---              -1 cost > limit
---   used       units in the window after the call
---   retry_ms   until there is room for this cost, if nobody else takes it; 0 unless refused
+--   [3] ttl_ms, of everything written, beyond the time for which it counts
+--   [4] now_override_ms, for tests only; "" in service
+--   then for each item [4+i], words with blanks between them:
+--     c <levels> <requests> <tokens> <weight> <id_ms> <limit> * 4 * levels     charge
+--        amounts are weighted; limits: requests/minute, tokens/minute, requests/month,
+--        tokens/month, -1 for none, the parent's after the tenant's; id_ms: the id is kept so long
+--     r <levels>            refund: the request was certainly not published
+--     s <levels> <tokens>   settle: the true tokens, not weighted; -1: the estimate stays
+-- Answers n times, integers:
+--   charge: {admission, now, month_end, decisive, used * 4 * levels, wait_ms * 4 * levels}
+--     admission  1 charged, 2 charged as much before (takes nothing), 0 no room now,
+--                -1 cost > limit
+--     now, month_end   ms; the month is a calendar month in UTC
+--     decisive   the first limit that refused, counted from 1; 0: none
+--     used       after the call
+--     wait_ms    only of a refusal: until there is room for this cost, if nobody else takes it;
+--                0 there is, -1 never
+--   refund, settle: {1} done, {0} no such charge, or settled before
 --
--- The hash:
---   now      greatest time of a charge, ms; time never goes back: now = max(now, TIME)
---   r<p>     weighted requests in the counter at ring place p = slot mod slots,
---            where slot = floor(time / slot_ms)
---   Room is left for t<p> (tokens on the same ring) and for month, rm, tm (id of the UTC
---   calendar month, its requests and tokens; ttl_ms then reaches to the end of the month).
--- The charge's string is "<slot> <cost>": all that was taken for it, and the counter of the last
--- part. It counts as long as that counter does. A refund or settlement has to name its counter.
+-- A hash of counters:
+--   head   "<now> <r> <t> <rs> <ts> <month> <rm> <tm>"
+--          now    greatest time of a charge, ms; time never goes back: now = max(now, TIME)
+--          r, t   requests and tokens in the newest counter, slot floor(now / slot_ms)
+--          rs, ts in all counters of the window, the newest too
+--          month  its end, ms; rm, tm requests and tokens in it
+--   ring   "<slot> <r> <t> ..." the older counters of the window, oldest first
+-- The string of a charge: "<until> <settled> <weight> (<slot> <month> <r> <t>)..." one part a
+-- charge of the id, each in the counter and the month in which it was taken; until: kept so long.
 --
 -- All counters are counted whole, so a window of (slots - 1) * slot_ms, wherever it begins,
 -- never holds more than the limit. A refused call writes nothing at all; in particular it
 -- does not prolong the life of a counter.
 
 local slot_ms, slots, ttl_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-
-local function whole(number)
-  return string.format('%.0f', number)
-end
+local floor, max = math.floor, math.max
+local DAY_MS = 86400000
+local HEAD = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+local HEAD_OUT = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f'
+local PART_OUT = ' %.0f %.0f %.0f %.0f'
 
 local function server_ms()
   if ARGV[4] ~= '' then
     return tonumber(ARGV[4])
   end
   local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  return tonumber(time[1]) * 1000 + floor(tonumber(time[2]) / 1000)
 end
 
-local fields = {'now'}
-for place = 0, slots - 1 do
-  fields[#fields + 1] = 'r' .. place
+-- End of the UTC month that holds a time. Years begin in March, so that leap days come last.
+local month_first, month_last = 1, 0
+
+local function month_end(now)
+  if month_first <= now and now < month_last then
+    return month_last
+  end
+  local days = floor(now / DAY_MS) + 719468
+  local era = floor(days / 146097)
+  local day = days - era * 146097
+  local year = floor((day - floor(day / 1460) + floor(day / 36524) - floor(day / 146096)) / 365)
+  local before = 365 * year + floor(year / 4) - floor(year / 100)
+  local month = floor((5 * (day - before) + 2) / 153)
+  local first = era * 146097 + before - 719468
+  month_first = (first + floor((153 * month + 2) / 5)) * DAY_MS
+  if month < 11 then
+    month_last = (first + floor((153 * (month + 1) + 2) / 5)) * DAY_MS
+  else
+    local is_leap = (year + 1) % 4 == 0 and ((year + 1) % 100 ~= 0 or (year + 1) % 400 == 0)
+    month_last = month_first + (is_leap and 29 or 28) * DAY_MS
+  end
+  return month_last
 end
 
--- Counts by slot, oldest first: counts[k] belongs to slot newest - slots + k.
-local function window(values, newest)
-  local counts, used = {}, 0
-  local stored = values[1] and math.floor(tonumber(values[1]) / slot_ms)
-  for k = 1, slots do
-    local slot = newest - slots + k
-    local count = 0
-    if stored and slot <= stored and slot > stored - slots then
-      count = tonumber(values[2 + slot % slots] or '0') or 0
+-- --- counters: loaded once a call, written once at its end
+
+local loaded, written = {}, {}
+
+local function numbers(text)
+  local found = {}
+  for number in string.gmatch(text, '%d+') do
+    found[#found + 1] = tonumber(number)
+  end
+  return found
+end
+
+local function load(key)
+  local c = loaded[key]
+  if c then
+    return c
+  end
+  c = {key = key, now = 0, r = 0, t = 0, rs = 0, ts = 0, month = 0, rm = 0, tm = 0}
+  local head = redis.call('HGET', key, 'head')
+  if head then
+    local now, r, t, rs, ts, month, rm, tm = string.match(head, HEAD)
+    c.now, c.r, c.t, c.rs, c.ts = tonumber(now), tonumber(r), tonumber(t), tonumber(rs), tonumber(ts)
+    c.month, c.rm, c.tm = tonumber(month), tonumber(rm), tonumber(tm)
+  else
+    c.ring = {}
+  end
+  loaded[key] = c
+  return c
+end
+
+local function ring_of(c)
+  if not c.ring then
+    c.ring = numbers(redis.call('HGET', c.key, 'ring') or '')
+  end
+  return c.ring
+end
+
+local function advance(c, now)
+  local before, slot = floor(c.now / slot_ms), floor(now / slot_ms)
+  c.now = now
+  if slot > before then
+    local ring, kept, rs, ts = ring_of(c), {}, 0, 0
+    local n = #ring
+    if c.r > 0 or c.t > 0 then
+      ring[n + 1], ring[n + 2], ring[n + 3] = before, c.r, c.t
     end
-    counts[k] = count
-    used = used + count
-  end
-  return counts, used
-end
-
--- What was paid for a charge before, and where it is forgotten: counts[k].
-local function paid_before(marker, newest)
-  local stored = redis.call('GET', marker)
-  if not stored then
-    return 0, 0
-  end
-  local slot, cost = string.match(stored, '^(%d+) (%d+)$')
-  local k = tonumber(slot) - newest + slots
-  if k < 1 then
-    return 0, 0
-  end
-  return tonumber(cost), k
-end
-
-local function wait_ms(counts, excess, newest, now, paid, forgotten)
-  for k = 1, slots do
-    excess = excess - counts[k]
-    if k == forgotten then
-      excess = excess + paid
+    for i = 1, #ring, 3 do
+      if ring[i] > slot - slots then
+        kept[#kept + 1] = ring[i]
+        kept[#kept + 1] = ring[i + 1]
+        kept[#kept + 1] = ring[i + 2]
+        rs, ts = rs + ring[i + 1], ts + ring[i + 2]
+      end
     end
-    if excess <= 0 then
-      return (newest + k) * slot_ms - now
+    c.ring, c.r, c.t, c.rs, c.ts, c.is_turned = kept, 0, 0, rs, ts, true
+  end
+  if now >= c.month then
+    c.month, c.rm, c.tm = month_end(now), 0, 0
+  end
+end
+
+local function touch(c)
+  if not c.is_touched then
+    c.is_touched = true
+    written[#written + 1] = c
+  end
+end
+
+-- Adds to the counter of a slot and to a month, where they still count; takes away what is there.
+local function add(c, slot, month, r, t)
+  touch(c)
+  if month == c.month then
+    c.rm, c.tm = max(0, c.rm + r), max(0, c.tm + t)
+  end
+  if slot == floor(c.now / slot_ms) then
+    r, t = max(r, -c.r), max(t, -c.t)
+    c.r, c.t, c.rs, c.ts = c.r + r, c.t + t, c.rs + r, c.ts + t
+    return
+  end
+  local ring = ring_of(c)
+  for i = 1, #ring, 3 do
+    if ring[i] == slot then
+      r, t = max(r, -ring[i + 1]), max(t, -ring[i + 2])
+      ring[i + 1], ring[i + 2] = ring[i + 1] + r, ring[i + 2] + t
+      c.rs, c.ts, c.is_turned = c.rs + r, c.ts + t, true
+      return
     end
   end
-  return slots * slot_ms
 end
 
-local function take(key, counts, newest, now, cost)
-  local write = {'now', whole(now)}
-  counts[slots] = counts[slots] + cost
-  for k = 1, slots do
-    write[#write + 1] = 'r' .. whole((newest - slots + k) % slots)
-    write[#write + 1] = whole(counts[k])
+local function flush()
+  for i = 1, #written do
+    local c = written[i]
+    local head = string.format(HEAD_OUT, c.now, c.r, c.t, c.rs, c.ts, c.month, c.rm, c.tm)
+    if c.is_turned then
+      local ring = {}
+      for k = 1, #c.ring do
+        ring[k] = string.format('%.0f', c.ring[k])
+      end
+      redis.call('HSET', c.key, 'head', head, 'ring', table.concat(ring, ' '))
+    else
+      redis.call('HSET', c.key, 'head', head)
+    end
+    redis.call('PEXPIRE', c.key, string.format('%.0f', c.month - c.now + ttl_ms))
   end
-  redis.call('HSET', key, unpack(write))
-  redis.call('PEXPIRE', key, ttl_ms)
 end
 
-local function charge(key, marker, cost, limit, time)
-  local values = redis.call('HMGET', key, unpack(fields))
-  local now = math.max(time, tonumber(values[1] or '0'))
-  local newest = math.floor(now / slot_ms)
-  local counts, used = window(values, newest)
-  local paid, forgotten = paid_before(marker, newest)
-  if cost <= paid then
-    return {2, used, 0}
-  end
-  if limit < 1 or cost > limit then
-    return {-1, used, 0}
-  end
-  local more = cost - paid
-  if used + more > limit then
-    return {0, used, wait_ms(counts, used + more - limit, newest, now, paid, forgotten)}
-  end
-  take(key, counts, newest, now, more)
-  redis.call('SET', marker, whole(newest) .. ' ' .. whole(cost), 'PX', ttl_ms)
-  return {1, used + more, 0}
+-- --- what an id was charged: {until, settled, weight, slot, month, r, t, slot, ...}
+
+local function read_charge(key, now)
+  local text = redis.call('GET', key)
+  local paid = text and numbers(text)
+  return paid and paid[1] > now and paid or nil
 end
+
+local function write_charge(key, keep_ms, paid)
+  local text = {string.format('%.0f %.0f %.0f', paid[1], paid[2], paid[3])}
+  for i = 4, #paid, 4 do
+    text[#text + 1] = string.format(PART_OUT, paid[i], paid[i + 1], paid[i + 2], paid[i + 3])
+  end
+  redis.call('SET', key, table.concat(text), 'PX', string.format('%.0f', keep_ms))
+end
+
+-- --- items
 
 local time = server_ms()
-local answers = {}
-for i = 1, #KEYS / 2 do
-  local cost, limit = tonumber(ARGV[2 * i + 3]), tonumber(ARGV[2 * i + 4])
-  answers[i] = charge(KEYS[2 * i - 1], KEYS[2 * i], cost, limit, time)
+
+-- The counters of an item on its present time, which is the latest that any of them has seen.
+local function open(first, levels)
+  local counters, now = {}, time
+  for level = 1, levels do
+    counters[level] = load(KEYS[first + level - 1])
+    now = max(now, counters[level].now)
+  end
+  for level = 1, levels do
+    advance(counters[level], now)
+  end
+  return counters, now
 end
+
+-- Until a window that holds too much by `excess` does so no more; `unit`: 1 requests, 2 tokens.
+local function window_wait_ms(c, unit, excess)
+  local ring = ring_of(c)
+  for i = 1, #ring, 3 do
+    excess = excess - ring[i + unit]
+    if excess <= 0 then
+      return (ring[i] + slots) * slot_ms - c.now
+    end
+  end
+  return (floor(c.now / slot_ms) + slots) * slot_ms - c.now
+end
+
+local function wait_ms(c, limit, kind, cost, more, used)
+  if limit < 0 then
+    return 0
+  end
+  if limit < 1 or cost > limit then
+    return -1
+  end
+  if more == 0 or used + more <= limit then
+    return 0
+  end
+  if kind > 2 then
+    return c.month - c.now
+  end
+  return window_wait_ms(c, kind, used + more - limit)
+end
+
+local function answer(admission, counters, now, decisive, waits)
+  local out = {admission, now, counters[1].month, decisive}
+  for level = 1, #counters do
+    local c, n = counters[level], 4 * level
+    out[n + 1], out[n + 2], out[n + 3], out[n + 4] = c.rs, c.ts, c.rm, c.tm
+  end
+  for k = 1, waits and #waits or 0 do
+    out[#out + 1] = waits[k]
+  end
+  return out
+end
+
+local function refusal(words, counters, more_r, more_t)
+  local waits, decisive, never = {}, 0, 0
+  local costs, more = {words[3], words[4]}, {more_r, more_t}
+  for level = 1, #counters do
+    local c = counters[level]
+    local used = {c.rs, c.ts, c.rm, c.tm}
+    for kind = 1, 4 do
+      local k, unit = 4 * level - 4 + kind, 2 - kind % 2
+      local wait = wait_ms(c, words[6 + k], kind, costs[unit], more[unit], used[kind])
+      waits[k] = wait
+      if wait ~= 0 and decisive == 0 then
+        decisive = k
+      end
+      if wait < 0 and never == 0 then
+        never = k
+      end
+    end
+  end
+  return waits, decisive, never
+end
+
+-- Whether every limit has room; the usual case, without a table.
+local function has_room(words, counters, more_r, more_t)
+  local r, t = words[3], words[4]
+  for level = 1, #counters do
+    local c, n = counters[level], 2 + 4 * level
+    local a, b, d, e = words[n + 1], words[n + 2], words[n + 3], words[n + 4]
+    if (a >= 0 and (a < 1 or r > a or (more_r > 0 and c.rs + more_r > a)))
+      or (b >= 0 and (b < 1 or t > b or (more_t > 0 and c.ts + more_t > b)))
+      or (d >= 0 and (d < 1 or r > d or (more_r > 0 and c.rm + more_r > d)))
+      or (e >= 0 and (e < 1 or t > e or (more_t > 0 and c.tm + more_t > e))) then
+      return false
+    end
+  end
+  return true
+end
+
+local function charge(words, counters, now, key)
+  local paid = read_charge(key, now)
+  local paid_r, paid_t = 0, 0
+  if paid then
+    for i = 4, #paid, 4 do
+      paid_r, paid_t = paid_r + paid[i + 2], paid_t + paid[i + 3]
+    end
+  end
+  local more_r, more_t = max(0, words[3] - paid_r), max(0, words[4] - paid_t)
+  if paid and (paid[2] == 1 or (more_r == 0 and more_t == 0)) then
+    return answer(2, counters, now, 0)
+  end
+  if not has_room(words, counters, more_r, more_t) then
+    local waits, decisive, never = refusal(words, counters, more_r, more_t)
+    if never > 0 then
+      return answer(-1, counters, now, never, waits)
+    end
+    return answer(0, counters, now, decisive, waits)
+  end
+  local slot, month = floor(now / slot_ms), counters[1].month
+  for level = 1, #counters do
+    add(counters[level], slot, month, more_r, more_t)
+  end
+  paid = paid or {0, 0, words[5]}
+  paid[1] = now + words[6]
+  local n = #paid
+  paid[n + 1], paid[n + 2], paid[n + 3], paid[n + 4] = slot, month, more_r, more_t
+  write_charge(key, words[6], paid)
+  return answer(1, counters, now, 0)
+end
+
+-- A charge in parts is not given back: an earlier try of the request may be in the log.
+local function refund(counters, now, key)
+  local paid = read_charge(key, now)
+  if not paid or paid[2] == 1 or #paid > 7 then
+    return {0}
+  end
+  for level = 1, #counters do
+    add(counters[level], paid[4], paid[5], -paid[6], -paid[7])
+  end
+  redis.call('DEL', key)
+  return {1}
+end
+
+local function settle(words, counters, now, key)
+  local paid = read_charge(key, now)
+  if not paid or paid[2] == 1 then
+    return {0}
+  end
+  local more = 0
+  if words[3] >= 0 then
+    more = words[3] * paid[3]
+    for i = 4, #paid, 4 do
+      more = more - paid[i + 3]
+    end
+  end
+  for i = #paid - 3, 4, -4 do -- too much goes back from the last part first
+    local part = more < 0 and max(more, -paid[i + 3]) or more
+    if part ~= 0 then
+      for level = 1, #counters do
+        add(counters[level], paid[i], paid[i + 1], 0, part)
+      end
+    end
+    more = more - part
+  end
+  paid[1], paid[2] = now + ttl_ms, 1
+  write_charge(key, ttl_ms, paid)
+  return {1}
+end
+
+local answers, first = {}, 1
+for i = 1, #ARGV - 4 do
+  local text = ARGV[4 + i]
+  local words = {string.sub(text, 1, 1)}
+  for number in string.gmatch(text, '%-?%d+') do
+    words[#words + 1] = tonumber(number)
+  end
+  local levels = words[2]
+  local counters, now = open(first, levels)
+  local key = KEYS[first + levels]
+  if words[1] == 'c' then
+    answers[i] = charge(words, counters, now, key)
+  elseif words[1] == 'r' then
+    answers[i] = refund(counters, now, key)
+  else
+    answers[i] = settle(words, counters, now, key)
+  end
+  first = first + levels + 1
+end
+flush()
 return answers

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from producers.core.submission import LINE_FAULTS_MAX, Fault
-from schemas.front import Admission, Charge, Entry, Verdict
+from schemas.front import Admission, Charge, Entry, LimitState, Terminal, Verdict
 from schemas.reasons import TABLE, Reason
 from schemas.records import End
 
@@ -32,6 +32,7 @@ class Problem(NamedTuple):
     retry_after_s: int = 0
     faults: Sequence[Fault] = ()
     extra: tuple[tuple[str, Any], ...] = ()
+    limits: tuple[LimitState, ...] = ()
 
     @property
     def status(self) -> int:
@@ -104,16 +105,33 @@ def not_found() -> Problem:
     return Problem(Reason.NOT_FOUND, "no request of this id; entries are kept for a day")
 
 
+def gone() -> Problem:
+    """There was one, and it is kept no longer."""
+    return Problem(Reason.GONE, "the request ended, and entries are kept for a day")
+
+
 def over_limit(charge: Charge, verdict: Verdict) -> Problem:
-    """The limit has no room: now, or ever."""
-    numbers = (("limit", verdict.limit), ("used", verdict.used), ("remaining", verdict.remaining))
-    what = f"{charge.limit} a minute at {charge.endpoint!r}"
+    """A limit has no room: now, or ever. Which one, whose, and how it stands."""
+    state, unit = verdict.decisive, verdict.refused_by.partition("/")[0]
+    extra: tuple[tuple[str, Any], ...] = (
+        ("limit_name", state.name),
+        ("limit", state.limit),
+        ("used", state.used),
+        ("remaining", state.remaining),
+    )
+    owner = "" if verdict.refused_of == charge.tenant else f" for all of {verdict.refused_of!r}"
+    what = f"{state.limit} {state.name} at {charge.endpoint!r}{owner}"
+    cost = charge.tokens if unit == "tokens" else charge.requests
     if verdict.admission is Admission.NEVER:
-        detail = f"the request costs {charge.cost}, the limit is {what}"
-        return Problem(Reason.NEVER_FITS, detail, extra=numbers)
-    retry_after_s = whole_seconds(verdict.retry_ms)
-    detail = f"{verdict.used} of {what} are used, the request costs {charge.cost}"
-    return Problem(Reason.RATE_LIMIT, detail, retry_after_s=retry_after_s, extra=numbers)
+        detail = f"the request costs {cost} {unit}, the limit is {what}"
+        return Problem(Reason.NEVER_FITS, detail, extra=extra, limits=verdict.states)
+    return Problem(
+        Reason.RATE_LIMIT,
+        f"{state.used} of {what} are used, the request costs {cost}",
+        retry_after_s=whole_seconds(verdict.retry_ms),
+        extra=extra,
+        limits=verdict.states,
+    )
 
 
 def another_request() -> Problem:
@@ -146,20 +164,30 @@ def state(entry: Entry) -> str:
 
 def status_document(request_id: str, entry: Entry, body: bytes | None) -> bytes:
     """The JSON of GET: state, and for an ended request how it ended and its output."""
+    document = summary(request_id, entry)
+    if entry.terminal and body is None:
+        document["output_lost"] = "the log no longer holds the output"
+    elif entry.terminal and body:
+        document |= _output(body, entry.terminal.content_type)
+    return msgspec.json.encode(document)
+
+
+def summary(request_id: str, entry: Entry) -> dict[str, Any]:
+    """What is known of a request, but for its output."""
     document: dict[str, Any] = {"id": request_id, "state": state(entry)}
     if entry.acceptance:
         acceptance = entry.acceptance
         document["endpoint"] = acceptance.endpoint
         document["tier"] = acceptance.tier
         document["accepted_ms"] = acceptance.accepted_ms
+        if acceptance.call:
+            document["x_request_id"] = acceptance.call
     if entry.terminal:
-        document |= _ended(entry, body)
-    return msgspec.json.encode(document)
+        document |= _ended(entry.terminal)
+    return document
 
 
-def _ended(entry: Entry, body: bytes | None) -> dict[str, Any]:
-    terminal = entry.terminal
-    assert terminal is not None
+def _ended(terminal: Terminal) -> dict[str, Any]:
     usage = terminal.usage
     waited_until_ms = terminal.picked_ms or terminal.ended_ms
     document: dict[str, Any] = {
@@ -179,10 +207,6 @@ def _ended(entry: Entry, body: bytes | None) -> dict[str, Any]:
         document["reason"] = terminal.reason
         document["detail"] = terminal.detail
         document["retry"] = _retry(terminal.reason)
-    if body is None:
-        document["output_lost"] = "the log no longer holds the output"
-    elif body:
-        document |= _output(body, terminal.content_type)
     return document
 
 

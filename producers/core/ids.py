@@ -12,13 +12,21 @@ from hashlib import blake2b
 
 import msgspec
 
+#: Where requests are sent: part of each id, whatever call it came by.
+ROUTE = "/v1/requests"
 #: Random bytes of a key that we make: 128 bits never meet again.
 KEY_BYTES = 16
 #: Longest Idempotency-Key; a UUID has 36 characters, a path or digest with a line number fits.
 KEY_CHARS_MAX = 200
 
+#: Longest x-request-id that is taken over; a UUID has 36 characters, trace ids up to 55.
+CALL_CHARS_MAX = 128
+#: Random bytes of one that we make.
+CALL_BYTES = 16
+
 _ID = re.compile(r"req_[a-z2-7]{26}")
 _KEY = re.compile(r"[\x21-\x7e]+")
+_CALL = re.compile(r"[A-Za-z0-9._:/-]+")
 #: A string of a structured field (RFC 9651), in which a backslash may stand before these two.
 _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -50,6 +58,11 @@ def digest(fields: Mapping[str, msgspec.Raw]) -> str:
 def is_request_id(text: str) -> bool:
     """Whether the text has the form of an id; nothing else is ever looked up."""
     return _ID.fullmatch(text) is not None
+
+
+def is_call_id(text: str) -> bool:
+    """Whether a caller's x-request-id is taken over: nothing in it can harm a log or a key."""
+    return len(text) <= CALL_CHARS_MAX and _CALL.fullmatch(text) is not None
 
 
 def idempotency_key(field: str) -> str | None:

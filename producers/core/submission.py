@@ -36,7 +36,18 @@ QUOTE_CHARS_MAX = 64
 #: A request's fields by name, not parsed any further.
 Fields = dict[str, msgspec.Raw]
 
-FIELDS = ("endpoint", "input", "priority", "deadline_ms", "tier", "max_output_tokens")
+#: Longest affinity_key: a conversation's or a user's name, or a digest of a prompt.
+AFFINITY_CHARS_MAX = 128
+
+FIELDS = (
+    "endpoint",
+    "input",
+    "priority",
+    "deadline_ms",
+    "tier",
+    "max_output_tokens",
+    "affinity_key",
+)
 
 
 class Fault(NamedTuple):
@@ -68,6 +79,7 @@ class Submission(NamedTuple):
     tier: str
     endpoint: Endpoint
     tenant: Tenant
+    affinity_key: str = ""
 
 
 def outline(body: bytes) -> Fields | Faults:
@@ -117,6 +129,7 @@ class _Reader:
         priority = self._integer("priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
         deadline_ms = self._integer("deadline_ms", 1, DEADLINE_MS_MAX, 0)
         output_tokens = self._integer("max_output_tokens", 1, endpoint.tokens_max, 0)
+        affinity_key = self._affinity_key()
         inputs = self._inputs(data, endpoint) if data else Inputs(1, 0)
         self._unknown_fields()  # last: however many there are, faults of known ones are told
         request = Request(
@@ -130,7 +143,7 @@ class _Reader:
             output_tokens_max=output_tokens,
             inputs=inputs.number,
         )
-        return Submission(request, data, tier, endpoint, self._tenant)
+        return Submission(request, data, tier, endpoint, self._tenant, affinity_key)
 
     def _fault(self, field: str, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
         if len(self.faults) < self._faults_max:
@@ -168,6 +181,12 @@ class _Reader:
             message = f"{_quote(name)!r} is not among the tenant's tiers: {', '.join(allowed)}"
             self._fault("tier", message, Reason.TIER_NOT_ALLOWED)
         return name
+
+    def _affinity_key(self) -> str:
+        key = self._text("affinity_key")
+        if key is not None and not 0 < len(key) <= AFFINITY_CHARS_MAX:
+            self._fault("affinity_key", f"must have 1..{AFFINITY_CHARS_MAX} characters")
+        return key or ""
 
     def _input(self, endpoint: Endpoint) -> bytes:
         """The raw JSON; empty on a fault: what is refused is not looked into."""

@@ -2,19 +2,24 @@
 
 import re
 from pathlib import Path
-from typing import Any, cast
 
-from starlette.routing import Route
-
-from producers.app import SEND_S, build_app
+from fairlane.http_protocol import HEADER_BYTES_MAX, HEADERS_S
+from producers.app import SEND_S
 from producers.bulk import BULK_BYTES_MAX, BULK_LINES_MAX, CALLS_MAX, CALLS_PER_TENANT_MAX
 from producers.core import ids
 from producers.core.lines import KEY_FIELD
-from producers.core.submission import FIELDS, LINE_FAULTS_MAX
+from producers.core.listing import LIMIT_DEFAULT, LIMIT_MAX, PARAMETERS
+from producers.core.openapi import document
+from producers.core.submission import AFFINITY_CHARS_MAX, FIELDS, LINE_FAULTS_MAX
+from producers.events import HEARTBEAT_S
 from producers.ingress import WAIT_S_MAX
+from producers.listing import SCAN_MAX
 from producers.reading import BODY_S, CHUNK_S, READ_BYTES_MAX, READ_BYTES_PER_TENANT_MAX
+from schemas.front import INDEX_TTL_MS, LISTED_MAX, LISTED_PER_CALL_MAX
 from schemas.reasons import TABLE
 from schemas.records import PRIORITY_DEFAULT, PRIORITY_MAX, End
+from schemas.topics import DAY_MS
+from tests.support.calls import served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 
@@ -25,16 +30,30 @@ def section(title: str) -> str:
 
 
 def test_each_route_is_on_the_page_and_each_one_there_exists() -> None:
-    app = build_app(cast("Any", None))
-    routes = {
-        f"{method} {route.path}"
-        for route in app.routes
-        if isinstance(route, Route)
-        for method in (route.methods or set()) - {"HEAD"}
-    }
-    assert set(re.findall(r"^\| `([A-Z]+ [^`]+)` \|", PAGE, re.MULTILINE)) == routes
+    told = {f"{method} {path}" for method, path in served()}
+    assert set(re.findall(r"^\| `([A-Z]+ [^`]+)` \|", PAGE, re.MULTILINE)) == told
     titles = set(re.findall(r"^## ([A-Z]+ /\S+)$", PAGE, re.MULTILINE))
-    assert titles == {route for route in routes if "/v1/" in route}
+    assert titles == {route for route in told if "/v1/" in route}
+
+
+def test_the_openapi_document_has_the_same_calls() -> None:
+    paths = document()["paths"]
+    told = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert told == set(served())
+
+
+def test_the_openapi_document_has_the_same_fields_and_parameters() -> None:
+    shapes = document()["components"]["schemas"]
+    assert tuple(shapes["Submission"]["properties"]) == FIELDS
+    listing = document()["paths"][ids.ROUTE]["get"]["parameters"]
+    assert tuple(p["name"] for p in listing if p["in"] == "query") == PARAMETERS
+    rows = re.findall(r"^\| `(\w+)` \|", section("GET /v1/requests"), re.MULTILINE)
+    assert tuple(rows) == PARAMETERS
+    looked_up = section("GET /v1/requests/{id}")
+    for field in shapes["Status"]["properties"]:
+        assert f"`{field}`" in looked_up, field
+    for field in shapes["Problem"]["properties"]:
+        assert f"`{field}`" in section("Problems"), field
 
 
 def test_each_reason_stands_there_as_the_table_of_the_code_has_it() -> None:
@@ -69,3 +88,18 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"more than {WAIT_S_MAX:g} is taken as {WAIT_S_MAX:g}" in section(
         "GET /v1/requests/{id}"
     )
+    every = section("Every answer")
+    assert f"up to {ids.CALL_CHARS_MAX} letters" in every
+    kilobytes = HEADER_BYTES_MAX // 1_024
+    assert f"within {HEADERS_S:g} s, or have more than {kilobytes} kB" in every
+    assert f"| `affinity_key` | Up to {AFFINITY_CHARS_MAX} characters" in single
+
+
+def test_numbers_of_lists_and_events_are_those_of_the_code() -> None:
+    page = section("GET /v1/requests")
+    assert f"1 to {LIMIT_MAX} requests a page; default {LIMIT_DEFAULT}" in page
+    assert f"looks at {SCAN_MAX:,} requests" in page
+    assert f"newest {LISTED_MAX:,} requests" in page
+    assert f"newest {LISTED_PER_CALL_MAX:,}." in page
+    assert f"every {HEARTBEAT_S:g} s" in section("GET /v1/requests/{id}/events")
+    assert INDEX_TTL_MS == DAY_MS

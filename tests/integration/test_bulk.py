@@ -10,8 +10,9 @@ import pytest
 import uvicorn
 
 from adapters.kafka import KafkaLog
-from adapters.redis import RedisIndex, RedisLimits, connect
+from adapters.redis import RedisIndex, connect
 from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from fairlane.stack import free_ports
 from producers.app import build_app
 from schemas import codec

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ FIXED_MS, PER_TOKEN_MS = 20, 1
 
 
 def policy(fairness: Fairness, model: CostModel, **endpoint: int) -> Policy:
-    settings = {"batch_wait_ms": 0, "quantum": 50, **endpoint}
+    settings: dict[str, Any] = {"batch_wait_ms": 0, "quantum": 50, **endpoint}
     return Policy(
         version=1,
         tiers=(Tier(name="standard"),),

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 from redis.asyncio import Redis
 
-from adapters.redis import EMBEDDED, RedisIndex, RedisLimits, connect
+from adapters.redis import EMBEDDED, RedisIndex, connect
 from adapters.redis_claims import RedisClaims
+from adapters.redis_limits import RedisLimits
 from producers.app import build_app
 from producers.ingress import Ingress, Parts
 from producers.ports import Claims, Index, Limits
@@ -21,6 +22,7 @@ from schemas.log import Log, Partition, Reader, Record
 from schemas.policy import POLICY_KEY, Endpoint, Policy, Pool, Tenant, Tier, encode_policy
 from schemas.records import VERSION, ApiKey, End, Result, Usage
 from schemas.topics import Topics, bucket
+from tests.support import conforms
 
 #: Conditions come true within milliseconds, on a busy machine seconds, or the test has failed.
 PATIENCE_S = 60.0
@@ -166,6 +168,12 @@ def _is_used(topic: str, topics: Topics) -> bool:
     return topic in own or topic.startswith(topics.requests(""))
 
 
+async def _conforms(answer: httpx.Response) -> None:
+    """Every answer of every test is held to the OpenAPI document."""
+    await answer.aread()
+    conforms.check(answer)
+
+
 @asynccontextmanager
 async def door(
     log: Log,
@@ -193,7 +201,10 @@ async def door(
     )
     ingress = Ingress(parts)
     transport = httpx.ASGITransport(build_app(ingress))
-    async with httpx.AsyncClient(transport=transport, base_url="http://door", timeout=60) as http:
+    hooks = {"response": [_conforms]}
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://door", timeout=60, event_hooks=hooks
+    ) as http:
         opened = Door(log, topics, ingress, http, redis, clock)
         if policy:
             opened.publish_policy(policy)

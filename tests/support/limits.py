@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from redis.asyncio import Redis
 
-from adapters.redis import EMBEDDED, RedisLimits, connect
+from adapters.redis import EMBEDDED, connect
+from adapters.redis_limits import RedisLimits
 from producers.core.local import LocalLimits
 from schemas.front import Charge, Verdict
 

@@ -8,7 +8,7 @@ Nothing in here judges.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -183,7 +183,7 @@ def one_pool(
 ) -> Policy:
     """Tenants of these weights before one pool `run` and its endpoint of the same name."""
     names = tuple(f"tier{number}" for number in range(tiers))
-    settings = {"quantum": 10, "batch_wait_ms": 0, "tokens_max": 1_000} | endpoint
+    settings: dict[str, Any] = {"quantum": 10, "batch_wait_ms": 0, "tokens_max": 1_000} | endpoint
     return Policy(
         version=1,
         tiers=tuple(Tier(name=name) for name in names),

@@ -1,5 +1,7 @@
 """Small policies for tests, built in code."""
 
+from typing import Any
+
 from schemas.policy import CostModel, Endpoint, Fairness, Policy, Pool, Tenant, Tier
 
 
@@ -13,7 +15,7 @@ def embed_policy(
 ) -> Policy:
     """One token-cost endpoint `embed` (batches) and one request-cost endpoint `chat`."""
     weights = tenants or {"acme": 1, "globex": 2, "initech": 1}
-    settings: dict[str, int] = {
+    settings: dict[str, Any] = {
         "quantum": 2_000,
         "batch_requests": 8,
         "batch_tokens": 4_000,

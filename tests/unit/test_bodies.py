@@ -156,6 +156,18 @@ def test_what_goes_first_is_kept_whenever_it_came() -> None:
     assert (bodies.read_again, urgent > 1_800) == (0, True)
 
 
+def test_a_single_body_that_is_missing_is_read_alone() -> None:
+    backlog = filled({"a": 1, "b": 1}, 30, count=2_000, priorities=1_000)
+    backlog.turn()
+    bodies, state = backlog.shard.bodies, backlog.shard.state
+    queue = next(iter(state.lives())).queue
+    bodies.drop(queue.head().key)
+    backlog.finish(backlog.receive())
+    backlog.turn()
+    assert bodies.read_again == 1
+    assert bodies.read_bytes <= 2 * SIZE  # and nothing is read ahead with it
+
+
 def test_a_recovered_shard_holds_what_goes_first() -> None:
     backlog = filled({"a": 2, "b": 1}, 200, count=3_000, priorities=1_000)
     bodies = backlog.restarted(Limits(backlog.shard.bodies.budget // 8)).bodies

@@ -110,11 +110,13 @@ def test_each_line_has_its_verdict_in_the_order_of_the_lines() -> None:
 
 def test_a_result_comes_back_and_the_trace_of_the_call_goes_along() -> None:
     async def scenario(opened: Door) -> None:
-        headers = opened.bearer("acme") | {"traceparent": "00-aa-bb-01"}
+        named = {"traceparent": "00-aa-bb-01", "X-Request-Id": "run-7"}
+        headers = opened.bearer("acme") | named
         answer = await opened.http.post(ROUTE, content=ndjson(chat(1), chat(2)), headers=headers)
         first, second = (json.loads(line)["id"] for line in answer.text.splitlines())
         for record in published(opened):
-            assert codec.passed_through(record.headers) == (("traceparent", b"00-aa-bb-01"),)
+            passed = codec.passed_through(record.headers)
+            assert passed == (("traceparent", b"00-aa-bb-01"), ("x-request-id", b"run-7"))
         opened.finish(second, b'"two"')
         assert (await opened.get(second, wait="30")).json()["output"] == "two"
         assert (await opened.get(first)).json()["state"] == "waiting"

@@ -551,7 +551,7 @@ def test_draining_ends_long_polls_and_readiness_but_serves() -> None:
     async def scenario(opened: Door) -> None:
         request_id = (await opened.post()).json()["id"]
         poll = asyncio.create_task(opened.get(request_id, wait="30"))
-        await until(lambda: opened.ingress._room._waiting)
+        await until(lambda: opened.ingress.room._waiting)
         opened.ingress.drain()
         assert (await poll).json()["state"] == "waiting"
         ready = await opened.http.get("/readyz")
@@ -576,6 +576,8 @@ def test_the_index_entry_of_a_policy_without_limit_needs_no_charge() -> None:
         for _ in range(3):
             assert (await opened.post(endpoint="free")).status_code == 202
         names = [key.decode() async for key in opened.redis.scan_iter("fairlane:{*")]
+        assert names.count("fairlane:{acme}:requests") == 1
+        names.remove("fairlane:{acme}:requests")
         assert len(names) == 3
         assert all(name.startswith("fairlane:{acme}:request:req_") for name in names)
 

@@ -1,0 +1,111 @@
+"""HTTP connections of the ingress, with limits on what comes before a request is there.
+
+The server hands a request on when its headers are complete; until then nothing of ours sees it.
+So who sends headers without end, or never the last of them, is refused here, before anything is
+parsed any further, and as a problem like everything else.
+"""
+
+import asyncio
+import secrets
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from producers.core.answers import AGAIN_S, PROBLEM_TYPE, http_problem
+from producers.core.ids import CALL_BYTES
+
+#: A request's line and headers come within this: as patient as with a body that stops.
+HEADERS_S = 10.0
+#: And have so many bytes at the most: ours take less than a thousand, cookies and traces more.
+HEADER_BYTES_MAX = 64 * 1_024
+#: Connections of one process: each long poll has one, and a file is left for everything else.
+CONNECTIONS_MAX = 10_000
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """As the server makes it."""
+        super().__init__(*given, **named)
+        self._is_in_headers = True
+        self._bytes = 0
+        self._refusal = HTTPStatus.BAD_REQUEST
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request, unless there are too many connections already."""
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; what the parser has not finished as headers by now counts as such."""
+        self._bytes += len(data)
+        super().data_received(data)
+        if self._is_in_headers and self._bytes > HEADER_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        """Another request begins."""
+        self._is_in_headers, self._bytes = True, 0
+        if self._patience is None:
+            self._wait()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Hand the request on. Raises ValueError, for the parser, if its headers are too long."""
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > HEADER_BYTES_MAX:
+            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise ValueError("the headers are too long")
+        self._is_in_headers = False
+        self._wait_no_more()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser could not read; the server calls this."""
+        self._refuse(self._refusal, msg)
+
+    def _wait(self) -> None:
+        self._patience = self.loop.call_later(HEADERS_S, self._too_slow)
+
+    def _wait_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _too_slow(self) -> None:
+        self._patience = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait()  # an answer is on its way: what comes behind it can wait for its end
+        elif self._bytes:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: HTTPStatus, detail: str = "") -> None:
+        """Answer without a request, and close."""
+        if self.transport.is_closing():
+            return
+        problem = http_problem(status.value, status.phrase, detail or status.description)
+        body = msgspec.json.encode(problem)
+        head = [
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"content-type: {PROBLEM_TYPE}",
+            f"content-length: {len(body)}",
+            f"x-request-id: {secrets.token_hex(CALL_BYTES)}",
+            "connection: close",
+        ]
+        if status is HTTPStatus.SERVICE_UNAVAILABLE or status is HTTPStatus.REQUEST_TIMEOUT:
+            head.append(f"retry-after: {AGAIN_S}")
+        self.transport.write("\r\n".join([*head, "", ""]).encode() + body)
+        self.transport.close()

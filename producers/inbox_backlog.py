@@ -1,0 +1,105 @@
+"""What was read from inboxes and is not done yet: in order, bounded, and a share for each.
+
+However much one tenant puts in, a cycle takes no more of it than of others who have as much,
+and no more of it than a bounded number is read ahead: its partition is paused meanwhile. A
+partition that is held is paused too, and its first record is looked at again when its time
+has come.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from schemas.log import Partition, Record
+
+#: Records that a cycle takes of all inboxes together: a few hundredths of a second of work.
+CYCLE_RECORDS_MAX = 400
+#: And of one at least, however many inboxes have some: a round trip is worth that much.
+SHARE_MIN = 20
+#: And bytes of one: what a few of the largest records have.
+SHARE_BYTES_MAX = 1_000_000
+#: One partition is read no further when so much of it is here, until little is left.
+AHEAD_MAX = 2_000
+AHEAD_BYTES_MAX = 2_000_000
+AHEAD_LOW = 400
+AHEAD_BYTES_LOW = 1_000_000
+
+
+class Backlog:
+    """Records by partition, oldest first."""
+
+    def __init__(self, partitions: Iterable[Partition]) -> None:
+        """Nothing is here, nothing is held."""
+        self._records: dict[Partition, deque[Record]] = {part: deque() for part in partitions}
+        self._bytes: dict[Partition, int] = dict.fromkeys(self._records, 0)
+        self._held_until_ms: dict[Partition, int] = {}
+        self._full: set[Partition] = set()
+        self._turn = 0
+
+    def put(self, record: Record) -> None:
+        """Keep a record that was read."""
+        part = record.topic, record.partition
+        self._records[part].append(record)
+        self._bytes[part] += len(record.value)
+
+    def hold(self, partition: Partition, until_ms: int) -> None:
+        """Give no record of the partition before that time."""
+        self._held_until_ms[partition] = until_ms
+
+    def paused(self, now_ms: int) -> set[Partition]:
+        """Partitions that are not to be read now: held ones, and those with much here."""
+        for part, records in self._records.items():
+            size = self._bytes[part]
+            if len(records) >= AHEAD_MAX or size >= AHEAD_BYTES_MAX:
+                self._full.add(part)
+            elif len(records) < AHEAD_LOW and size < AHEAD_BYTES_LOW:
+                self._full.discard(part)
+        return self._full | self.held(now_ms)
+
+    def held(self, now_ms: int) -> set[Partition]:
+        """Partitions whose time has not come."""
+        return {part for part, until_ms in self._held_until_ms.items() if now_ms < until_ms}
+
+    def is_ready(self, now_ms: int) -> bool:
+        """Whether there is something to take."""
+        held = self.held(now_ms)
+        return any(records and part not in held for part, records in self._records.items())
+
+    def shares(self, now_ms: int) -> list[tuple[Partition, Sequence[Record]]]:
+        """What the next cycle takes: of each partition its oldest, each cycle another one first.
+
+        They stay here until they are `done`.
+        """
+        held = self.held(now_ms)
+        ready = [part for part, records in self._records.items() if records and part not in held]
+        if not ready:
+            return []
+        self._turn = (self._turn + 1) % len(ready)
+        share = max(SHARE_MIN, CYCLE_RECORDS_MAX // len(ready))
+        left = CYCLE_RECORDS_MAX
+        found: list[tuple[Partition, Sequence[Record]]] = []
+        for part in ready[self._turn :] + ready[: self._turn]:
+            taken = self._first(part, min(share, left))
+            left -= len(taken)
+            if taken:
+                found.append((part, taken))
+        return found
+
+    def done(self, partition: Partition, count: int) -> int | None:
+        """Forget the oldest `count` records of a partition; returns the offset behind them."""
+        records, behind = self._records[partition], None
+        for _ in range(count):
+            record = records.popleft()
+            self._bytes[partition] -= len(record.value)
+            behind = record.offset + 1
+        return behind
+
+    def _first(self, partition: Partition, count: int) -> Sequence[Record]:
+        """At most so many of the oldest; at least one if any, however large it is."""
+        found: list[Record] = []
+        size = 0
+        for record in self._records[partition]:
+            size += len(record.value)
+            if len(found) == count or (found and size > SHARE_BYTES_MAX):
+                break
+            found.append(record)
+        return found

@@ -1,0 +1,61 @@
+"""Pages of a tenant's requests, newest first.
+
+Time and x-request-id are looked up, the other filters are applied to what is found there. A
+page looks at a bounded number of requests: with a filter that few of them pass it may have
+less than it was asked for, even nothing, and still say where to go on.
+"""
+
+from collections.abc import Sequence
+
+from producers.core import ids
+from producers.core.listing import Page, Query
+from producers.ports import Index
+from schemas.front import Entry, RequestName, Window
+
+#: Requests that are looked up together.
+LOOK_MAX = 64
+#: Requests that one page looks at: about 20 round trips, and no client waits long for nothing.
+SCAN_MAX = 1_024
+
+
+class Listing:
+    """Lists requests of an index."""
+
+    def __init__(self, index: Index) -> None:
+        """Nothing is kept between two pages."""
+        self._index = index
+
+    async def page(self, tenant: str, query: Query) -> Page:
+        """One page; raises StoreDownError."""
+        if query.key:
+            return await self._of([ids.request_id(tenant, ids.ROUTE, query.key)], tenant, query)
+        if ids.is_request_id(query.call):  # what a call without an x-request-id was told
+            return await self._of([query.call], tenant, query)
+        return await self._scan(tenant, query)
+
+    async def _of(self, request_ids: Sequence[str], tenant: str, query: Query) -> Page:
+        entries = await self._heads(tenant, request_ids)
+        found = [(name, e) for name, e in zip(request_ids, entries, strict=True) if e]
+        return Page([(name, entry) for name, entry in found if query.has(entry)], None)
+
+    async def _scan(self, tenant: str, query: Query) -> Page:
+        page: list[tuple[str, Entry]] = []
+        after = query.after
+        for _ in range(0, SCAN_MAX, LOOK_MAX):
+            window = Window(tenant, LOOK_MAX, after, query.since_ms, query.until_ms, query.call)
+            places = await self._index.listed(window)
+            entries = await self._heads(tenant, [place.id for place in places])
+            for place, entry in zip(places, entries, strict=True):
+                if len(page) == query.limit:
+                    return Page(page, after)
+                after = place
+                if entry and query.has(entry):
+                    page.append((place.id, entry))
+            if len(places) < LOOK_MAX:
+                return Page(page, None)
+        return Page(page, after)
+
+    async def _heads(self, tenant: str, request_ids: Sequence[str]) -> list[Entry | None]:
+        if not request_ids:
+            return []
+        return await self._index.heads([RequestName(tenant, name) for name in request_ids])

@@ -1,0 +1,330 @@
+"""Who could not be served in time is told so at once: predicted waits and waiting limits.
+
+`follow` reads what schedulers publish (`schemas.backlog`); `judge` looks at one request before
+it is charged. What it lets in counts from then on, and is withdrawn if a later step refuses it.
+Nothing is refused on what is stale: while Redis or the scheduler is away all are let in.
+
+One in a hundred of those who would be refused is let in all the same: its wait is measured, so
+that an estimate that is wrong is put right by what really happens.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from producers.core.advice import OVER_MS_MIN, Advice
+from producers.core.answers import Problem
+from producers.core.backlog_view import Let, PoolView, Prediction
+from producers.core.predicted import CHANCES, retry_after_s
+from producers.core.submission import Submission
+from producers.ports import BacklogReader, Clock, Meter, RandomBytes
+from schemas.backlog import PoolBacklog, QueueSlice, head_of, slice_name
+from schemas.codec import decode_bytes
+from schemas.front import Ending, RequestName
+from schemas.policy import Policy, Predict
+from schemas.reasons import Reason
+
+#: One in so many that would be refused is let in.
+PROBES = 100
+#: Nobody knows when a worker comes: a start takes a while.
+NO_WORKERS_MS = 5_000
+#: Predictions that wait to be compared with what happened; the oldest go first.
+OPEN_MAX = 10_000
+_CHANCE_BYTES = 4
+
+
+class _Again(NamedTuple):
+    """A refused request that is looked at again, and when and how late it was."""
+
+    submission: Submission
+    asked_ms: int
+    over_ms: int
+
+
+class _Open(NamedTuple):
+    endpoint: str
+    predicted_ms: int
+
+
+class _Sums:
+    """Predicted against actual, until they are told to the meter."""
+
+    __slots__ = ("actual_ms", "count", "error_ms", "predicted_ms")
+
+    def __init__(self) -> None:
+        self.count = self.predicted_ms = self.actual_ms = self.error_ms = 0
+
+
+class Predictor:
+    """Looks at requests before they are let in."""
+
+    def __init__(
+        self,
+        reader: BacklogReader | None,
+        clock: Clock,
+        random_bytes: RandomBytes,
+        meter: Meter,
+    ) -> None:
+        """Without a `reader` all are let in."""
+        self._reader, self._clock = reader, clock
+        self._random_bytes, self._meter = random_bytes, meter
+        self.views: dict[str, PoolView] = {}
+        self._policy: Policy | None = None
+        self._let: dict[RequestName, tuple[PoolView, int]] = {}
+        self._open: dict[RequestName, _Open] = {}
+        self._sums: dict[str, _Sums] = {}
+        self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
+        self._again: dict[tuple[str, str], _Again] = {}
+
+    # --- following
+
+    async def follow(self, policy: Policy | None) -> int:
+        """Read what is new on the board; returns how many heads were. Raises StoreDownError."""
+        if self._reader is None or policy is None:
+            return 0
+        self._policy = policy
+        names = [pool.name for pool in policy.pools]
+        found = await self._reader.fetch(names)
+        heads = [
+            decode_bytes(data, PoolBacklog, f"backlog of {name}")
+            for name, data in zip(names, found, strict=True)
+            if data is not None
+        ]
+        new = [head for head in heads if self._is_new(head)]
+        wanted = [(head, index) for head in new for index in self._changed(head)]
+        parts = await self._reader.fetch([slice_name(h.pool, index) for h, index in wanted])
+        slices: dict[str, dict[int, QueueSlice]] = {head.pool: {} for head in new}
+        for (head, index), data in zip(wanted, parts, strict=True):
+            if data is not None:
+                name = slice_name(head.pool, index)
+                slices[head.pool][index] = decode_bytes(data, QueueSlice, f"backlog of {name}")
+        now_ms = self._clock.now_ms()
+        for head in new:
+            view = self.views.setdefault(head.pool, PoolView())
+            view.take(head, slices[head.pool], policy, now_ms)
+        self._tell(policy, new)
+        for refused in list(self._again):
+            self._look_again(refused, policy, now_ms)
+        return len(new)
+
+    def _is_new(self, head: PoolBacklog) -> bool:
+        view = self.views.get(head.pool)
+        return view is None or view.head is None or view.head.at_ms != head.at_ms
+
+    def _changed(self, head: PoolBacklog) -> list[int]:
+        """Slices that are others than those that are known."""
+        view = self.views.get(head.pool)
+        known = [part.at_ms for part in view.slices] if view else []
+        return [
+            index
+            for index, at_ms in enumerate(head.stamps)
+            if index >= len(known) or known[index] != at_ms
+        ]
+
+    def _tell(self, policy: Policy, heads: Iterable[PoolBacklog]) -> None:
+        endpoint_of = {endpoint.pool: endpoint.name for endpoint in policy.endpoints}
+        for head in heads:
+            endpoint = endpoint_of.get(head.pool)
+            if endpoint:
+                self._meter.gauge("ingress_endpoint_lanes", head.lanes, endpoint=endpoint)
+        for endpoint, sums in self._sums.items():
+            count = self._meter.count
+            count("ingress_predictions", sums.count, endpoint=endpoint)
+            count("ingress_predicted_wait_ms", sums.predicted_ms, endpoint=endpoint)
+            count("ingress_actual_wait_ms", sums.actual_ms, endpoint=endpoint)
+            count("ingress_prediction_error_ms", sums.error_ms, endpoint=endpoint)
+        self._sums.clear()
+
+    # --- judging
+
+    def judge(self, name: RequestName, submission: Submission, policy: Policy) -> Problem | None:
+        """Why a request can't be let in now; None: it counts as let in from now on."""
+        view = self.views.get(submission.endpoint.pool)
+        now_ms = self._clock.now_ms()
+        if view is None or view.head is None or not view.is_fresh(now_ms):
+            return None
+        if name in self._let:
+            return None  # asked again while the first call is under way
+        let = _let_of(view, submission, policy, now_ms)
+        if let is None:
+            return None
+        problem = self._over_waiting(view, let, submission, policy)
+        if problem is None and submission.endpoint.predict is not Predict.OFF:
+            problem = self._would_wait(name, view, let, submission, policy)
+        if problem is None:
+            self._let[name] = (view, view.let_in(let, policy))
+        return problem
+
+    def settle(self, name: RequestName, *, is_in: bool) -> None:
+        """What became of a request after `judge` let it in."""
+        held = self._let.pop(name, None)
+        if held is not None and not is_in and self._policy is not None:
+            view, number = held
+            view.withdraw(number, self._policy)
+            self._open.pop(name, None)
+
+    def look(self, submission: Submission, policy: Policy) -> Prediction | None:
+        """What is predicted of a request now; None: nothing can be said. Nothing is counted."""
+        view, now_ms = self.views.get(submission.endpoint.pool), self._clock.now_ms()
+        if view is None or view.head is None or not (view.head.rate and view.is_fresh(now_ms)):
+            return None
+        let = _let_of(view, submission, policy, now_ms)
+        return self._predict(view, let, submission, policy) if let else None
+
+    def _would_wait(
+        self, name: RequestName, view: PoolView, let: Let, submission: Submission, policy: Policy
+    ) -> Problem | None:
+        head = view.head
+        assert head is not None
+        if not head.lanes:
+            detail = f"no worker serves {submission.endpoint.name!r}"
+            return self._refuse(Reason.NO_WORKERS, detail, NO_WORKERS_MS, submission)
+        if not head.rate:
+            return None  # nothing was measured yet
+        told = self._predict(view, let, submission, policy)
+        self._keep(name, submission.endpoint.name, told)
+        target_ms = _target_ms(submission, let.at_ms)
+        if target_ms is None or told.end_ms <= target_ms:
+            return None
+        detail = f"it would end in {told.end_ms} ms, which is later than in {target_ms} ms"
+        over_ms, again = told.end_ms - target_ms, (submission.endpoint.name, submission.tier)
+        if over_ms >= OVER_MS_MIN and again not in self._again:
+            self._again[again] = _Again(submission, let.at_ms, over_ms)
+        advice = self._advice.setdefault(again, Advice())
+        return self._refuse(Reason.WOULD_WAIT, detail, advice.after_ms(over_ms), submission)
+
+    def _look_again(self, name: tuple[str, str], policy: Policy, now_ms: int) -> None:
+        """Whether a refused request would be let in now; then what is advised is put right."""
+        submission, asked_ms, over_ms = self._again[name]
+        passed_ms = now_ms - asked_ms
+        request = submission.request
+        if request.deadline_ms:
+            request = replace(request, deadline_ms=request.deadline_ms + passed_ms)
+        asked = submission._replace(request=request)
+        told, target_ms = self.look(asked, policy), _target_ms(asked, now_ms)
+        advice = self._advice[name]
+        if told is None or target_ms is None:
+            del self._again[name]
+        elif told.end_ms <= target_ms or advice.is_hopeless(over_ms, passed_ms):
+            advice.learn(over_ms, passed_ms)
+            del self._again[name]
+
+    def _predict(
+        self, view: PoolView, let: Let, submission: Submission, policy: Policy
+    ) -> Prediction:
+        """Wait and end; the end is late if the service takes as long as it sometimes does."""
+        head, endpoint = view.head, submission.endpoint
+        assert head is not None
+        waits_ms = view.predict(let.place, let.work, let.head, policy, let.at_ms)
+        said_ms = endpoint.service_ms + let.tokens * endpoint.token_us // 1_000
+        return Prediction(waits_ms, waits_ms + max(said_ms, head.service_ms + head.spread_ms))
+
+    def _refuse(
+        self, reason: Reason, detail: str, after_ms: int, submission: Submission
+    ) -> Problem | None:
+        """A problem, unless it is only counted, or let in as a probe."""
+        endpoint, tier = submission.endpoint, submission.tier
+        outcome = "refused"
+        if endpoint.predict is Predict.SHADOW:
+            outcome = "shadow"
+        elif self._chance() * PROBES < CHANCES:
+            outcome = "probe"
+        self._count(endpoint.name, tier, reason, outcome)
+        if outcome != "refused":
+            return None
+        return Problem(reason, detail, retry_after_s=retry_after_s(after_ms, self._chance()))
+
+    def _count(self, endpoint: str, tier: str, reason: Reason, outcome: str) -> None:
+        self._meter.count(
+            "ingress_would_wait", endpoint=endpoint, tier=tier, reason=reason.value, outcome=outcome
+        )
+
+    def _chance(self) -> int:
+        return int.from_bytes(self._random_bytes(_CHANCE_BYTES))
+
+    # --- limits of what waits
+
+    def _over_waiting(
+        self, view: PoolView, let: Let, submission: Submission, policy: Policy
+    ) -> Problem | None:
+        """The first waiting limit that has no room, the tenant's or its parent's."""
+        tenant, endpoint = submission.tenant, submission.endpoint
+        parent = policy.tenant(tenant.parent) if tenant.parent else None
+        for who in (tenant, parent) if parent else (tenant,):
+            limits = (
+                ("requests", policy.waiting(who, endpoint), 1),
+                ("tokens", policy.waiting_tokens(who, endpoint), let.tokens),
+            )
+            if limits[0][1] is None and limits[1][1] is None:
+                continue
+            members = [who, *policy.children(who.name)]
+            used = [view.waiting(let.place._replace(tenant=member.name)) for member in members]
+            for kind, (what, limit, more) in enumerate(limits):
+                taken = sum(waiting[kind] for waiting in used)
+                if limit is not None and taken + more > limit:
+                    over = taken + more - limit
+                    share = self._until_ms(view, let, over, max(1, taken), policy)
+                    return self._full(submission, what, limit, taken, more, share)
+        return None
+
+    def _until_ms(self, view: PoolView, let: Let, over: int, taken: int, policy: Policy) -> int:
+        """Until so much of what waits has been picked."""
+        standing = view.standing(let.place, let.work, let.head, policy)
+        if not standing.rate:
+            return 0
+        work = max(1, standing.ahead * over // taken)
+        first = let._replace(head=-1, work=work)
+        return view.predict(first.place, first.work, first.head, policy, let.at_ms)
+
+    def _full(
+        self, submission: Submission, what: str, limit: int, taken: int, more: int, wait_ms: int
+    ) -> Problem:
+        name = submission.endpoint.name
+        numbers = (("limit", limit), ("used", taken), ("remaining", max(0, limit - taken)))
+        if more > limit:
+            detail = f"the request has {more} {what}, the limit of what may wait is {limit}"
+            return Problem(Reason.NEVER_FITS, detail, extra=numbers)
+        self._count(name, submission.tier, Reason.WAITING_LIMIT, "refused")
+        detail = f"{taken} of {limit} {what} that may wait at {name!r} do; this one has {more}"
+        again_s = retry_after_s(wait_ms, self._chance())
+        return Problem(Reason.WAITING_LIMIT, detail, retry_after_s=again_s, extra=numbers)
+
+    # --- predicted against actual
+
+    def _keep(self, name: RequestName, endpoint: str, told: Prediction) -> None:
+        self._open[name] = _Open(endpoint, told.wait_ms)
+        if len(self._open) > OPEN_MAX:
+            del self._open[next(iter(self._open))]
+
+    def ended(self, endings: Iterable[Ending]) -> None:
+        """Compare the waits of requests that ended with what was predicted of them."""
+        for ending in endings:
+            kept = self._open.pop(ending.name, None)
+            terminal = ending.terminal
+            if kept is None or not terminal.picked_ms:
+                continue
+            actual_ms = max(0, terminal.picked_ms - terminal.arrived_ms)
+            sums = self._sums.setdefault(kept.endpoint, _Sums())
+            sums.count += 1
+            sums.predicted_ms += kept.predicted_ms
+            sums.actual_ms += actual_ms
+            sums.error_ms += abs(actual_ms - kept.predicted_ms)
+
+
+def _let_of(view: PoolView, submission: Submission, policy: Policy, now_ms: int) -> Let | None:
+    """What a request would add; None: the scheduler does not know its tier yet."""
+    place = view.place(submission.tenant.name, submission.tier, policy)
+    if place is None:
+        return None
+    request = submission.request
+    work, tokens = view.work_of(request, len(submission.body), submission.endpoint)
+    return Let(now_ms, place, work, tokens, head_of(request.priority, request.deadline_ms))
+
+
+def _target_ms(submission: Submission, now_ms: int) -> int | None:
+    """When it has to end, from now: by its deadline, else as its endpoint aims at in its tier."""
+    deadline_ms = submission.request.deadline_ms
+    if deadline_ms:
+        return deadline_ms - now_ms
+    return submission.endpoint.latency_ms.get(submission.tier)
