@@ -28,6 +28,8 @@ TRACE_CHARS_MAX = 128
 _TOO_LARGE = f"the body may have up to {BODY_BYTES_MAX} bytes"
 _JSON = (b"content-type", JSON_TYPE.encode())
 
+_WANTED = frozenset((b"authorization", b"content-length", b"idempotency-key", b"traceparent"))
+
 #: Names and values of an answer's headers.
 Fields = list[tuple[bytes, bytes]]
 
@@ -107,15 +109,14 @@ class Shortcut:
 def _heard(headers: Fields) -> _Heard:
     said: dict[bytes, bytes] = {}
     for name, value in headers:
-        said.setdefault(name, value)
-    length, key, trace = (
-        said.get(name) for name in (b"content-length", b"idempotency-key", b"traceparent")
-    )
+        if name in _WANTED and name not in said:
+            said[name] = value
+    length, key = said.get(b"content-length", b""), said.get(b"idempotency-key")
     return _Heard(
         said.get(b"authorization", b"").decode("latin-1"),
-        int(length) if length and length.isdigit() else 0,
+        int(length) if length.isdigit() else 0,
         key.decode("latin-1") if key is not None else None,
-        trace[:TRACE_CHARS_MAX] or None if trace else None,
+        said.get(b"traceparent", b"")[:TRACE_CHARS_MAX] or None,
     )
 
 
