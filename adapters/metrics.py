@@ -35,6 +35,8 @@ LABELS = frozenset(
         "end",
         "route",
         "status",
+        "mode",
+        "limit",
     }
 )
 #: Label sets of one metric: endpoints x tiers x reasons of a large policy stay below.
@@ -113,7 +115,7 @@ class PrometheusMeter:
 
     def _values(self, name: str, labels: dict[str, str]) -> tuple[str, ...]:
         """Values of a metric's labels, the process's last."""
-        names, seen = self._label_names[name], self._seen[name]
+        seen, names = self._seen[name], self._label_names[name]
         if labels.keys() != set(names):
             raise MetricsError(f"metric {name} has the labels {names}, not {sorted(labels)}")
         values = tuple(labels[label] for label in names)
@@ -131,8 +133,8 @@ class PrometheusMeter:
                 f"there are: {', '.join(sorted(LABELS))}"
             )
         names = tuple(sorted(labels))
-        text = name.replace("_", " ")
-        metric = kind(PREFIX + name, text, (*names, *self._own()), registry=self._registry)
+        all_names, text = names + tuple(self._own()), name.replace("_", " ")
+        metric = kind(PREFIX + name, text, all_names, registry=self._registry)
         self._metrics[name] = metric
         self._label_names[name] = names
         self._seen[name] = set()

@@ -189,10 +189,10 @@ class RedisIndex:
         keys: list[str] = []
         arguments: list[str | int] = [WAITING_TTL_MS, LISTED_MAX, LISTED_PER_CALL_MAX]
         for name, acceptance in items:
-            own = self._list(name.tenant)
-            call = self._list(name.tenant, acceptance.call) if acceptance.call else own
-            keys += [self._key(name), own, call]
-            arguments += [_text(acceptance), acceptance.accepted_ms]
+            listed = self._list(name.tenant)
+            call = self._list(name.tenant, acceptance.call) if acceptance.call else listed
+            keys += [self._key(name), listed, call]
+            arguments += [_text(acceptance), name.id, acceptance.accepted_ms]
         await _answered(self._accept(keys=keys, args=arguments), self._timeout_s)
         return [None] * len(items)
 

@@ -7,7 +7,7 @@ after a crash is measured from here.
 
 import sys
 
-SERVICES = frozenset({"accounting", "ingress", "scheduler", "worker"})
+SERVICES = frozenset({"accounting", "inbox", "ingress", "scheduler", "worker"})
 
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130

@@ -172,6 +172,12 @@ def accounting(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASSED_ON)
+def inbox(context: typer.Context) -> None:
+    """Take in what tenants put into their own topics on the bus."""
+    _hand_off("inbox", context)
+
+
+@app.command(context_settings=_PASSED_ON)
 def usage(context: typer.Context) -> None:
     """Show what tenants used, by minute, hour, day or month."""
     _alone("usage", context)

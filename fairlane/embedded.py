@@ -30,7 +30,8 @@ from fairlane.publish import publish_key, publish_policy
 from fairlane.run import NoMeter
 from producers.app import build_app
 from producers.core.local import LocalLimits
-from producers.ingress import Ingress, Parts
+from producers.ingress import Ingress
+from producers.parts import Parts
 from producers.ports import Clock
 from scheduler.service import Scheduler
 from schemas.front import Charge, Settlement, Verdict
@@ -275,7 +276,7 @@ class _LocalCharges:
         now_ms = self._clock.now_ms()
         return sum(self._limits.settle(one, now_ms) for one in settlements)
 
-    async def announce(self, _name: str) -> int:
+    async def announce(self, _: str) -> int:
         """There is one ingress."""
         return 1
 

@@ -22,6 +22,8 @@ HEADERS_S = 10.0
 HEADER_BYTES_MAX = 64 * 1_024
 #: Connections of one process: each long poll has one, and a file is left for everything else.
 CONNECTIONS_MAX = 10_000
+#: Bytes of a header besides its name and value: `: ` and the end of the line.
+_BETWEEN = 4
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -31,7 +33,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """As the server makes it."""
         super().__init__(*given, **named)
         self._is_in_headers = True
-        self._bytes = 0
+        self._has_begun = False
+        self._bytes = self._known_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST
         self._patience: asyncio.TimerHandle | None = None
 
@@ -48,28 +51,44 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; what the parser has not finished as headers by now counts as such."""
-        self._bytes += len(data)
+        """Read on; what the parser has not finished as a header by now counts as such."""
+        self._has_begun = False
         super().data_received(data)
-        if self._is_in_headers and self._bytes > HEADER_BYTES_MAX:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if self._is_in_headers:
+            # The piece in which a request begins may be the end of another one's body.
+            self._bytes += 1 if self._has_begun else len(data)
+            if self._bytes > HEADER_BYTES_MAX:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         """Another request begins."""
-        self._is_in_headers, self._bytes = True, 0
+        self._is_in_headers = self._has_begun = True
+        self._bytes = self._known_bytes = 0
         if self._patience is None:
             self._wait()
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path. Raises ValueError, for the parser, if it is too long."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header. Raises ValueError, for the parser, if there are too many."""
+        self._count(len(name) + len(value) + _BETWEEN)
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Hand the request on. Raises ValueError, for the parser, if its headers are too long."""
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > HEADER_BYTES_MAX:
-            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            raise ValueError("the headers are too long")
+        """Hand the request on."""
         self._is_in_headers = False
         self._wait_no_more()
         super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._known_bytes += size
+        if self._known_bytes > HEADER_BYTES_MAX:
+            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise ValueError("the headers are too long")
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not read; the server calls this."""
@@ -94,6 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, detail: str = "") -> None:
         """Answer without a request, and close."""
+        self._wait_no_more()
         if self.transport.is_closing():
             return
         problem = http_problem(status.value, status.phrase, detail or status.description)

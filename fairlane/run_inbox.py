@@ -72,5 +72,5 @@ def run_inbox(process: Process, when_down: WhenDown) -> int:
 async def _until_over(inboxes: Inboxes, stop: threading.Event) -> str:
     """Wait for a signal, or for what another process follows instead."""
     while not stop.is_set() and not inboxes.ended():
-        await asyncio.sleep(LOOK_S)
+        await asyncio.to_thread(stop.wait, LOOK_S)
     return inboxes.ended()

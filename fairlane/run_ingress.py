@@ -24,8 +24,9 @@ from fairlane.errors import FairlaneError
 from fairlane.http_protocol import GuardedProtocol
 from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
 from producers.app import build_app
-from producers.ingress import Ingress, Parts
+from producers.ingress import Ingress
 from producers.limiting import WhenDown
+from producers.parts import Parts
 
 #: Calls under way at a stop get this long; long polls end at once.
 GRACE_S = 10

@@ -64,13 +64,14 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
         finally:
             await ingress.stop()
 
-    served = routes(ingress, metrics)
+    submit = Submit(ingress)
+    served = routes(ingress, metrics, submit)
     names = {route.endpoint: route.path for route in served}
     app = Starlette(
         routes=served,
         middleware=[
             Middleware(Frame, routes=names, meter=ingress.meter, random_bytes=ingress.random_bytes),
-            Middleware(Shortcut, submit=served[0].endpoint),
+            Middleware(Shortcut, submit=submit),
         ],
         exception_handlers={
             HTTPException: http_error,
@@ -84,11 +85,11 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
     return app
 
 
-def routes(ingress: Ingress, metrics: Metrics) -> list[Route]:
+def routes(ingress: Ingress, metrics: Metrics, submit: Submit | None = None) -> list[Route]:
     """Every route there is."""
     door, looks, probes = _Door(ingress), Looks(ingress), _Probes(ingress, metrics)
     return [
-        Route(ROUTE, Submit(ingress), methods=["POST"]),
+        Route(ROUTE, submit or Submit(ingress), methods=["POST"]),
         Route(ROUTE, looks.list, methods=["GET"]),
         Route(BULK_ROUTE, door.bulk, methods=["POST"]),
         Route(ROUTE + "/{id}", looks.status, methods=["GET"]),

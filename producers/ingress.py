@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from producers.bodies import Bodies
@@ -41,19 +40,9 @@ from producers.flights import Flights, OneProcess
 from producers.following import Followers
 from producers.indexer import Indexer
 from producers.intake import Accepted, Asked, Intake
-from producers.limiting import LimitKeeper, Settler, WhenDown
+from producers.limiting import LimitKeeper, Settler
 from producers.listing import Listing
-from producers.ports import (
-    BacklogReader,
-    Claims,
-    Clock,
-    Index,
-    Limits,
-    Meter,
-    NoMeter,
-    Offload,
-    RandomBytes,
-)
+from producers.parts import Parts
 from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
@@ -61,11 +50,10 @@ from producers.slices import Slices
 from producers.waiting import WaitRoom
 from schemas import codec
 from schemas.front import Entry, RequestName, StoreDownError
-from schemas.log import Log, LogError
+from schemas.log import LogError
 from schemas.policy import Tenant
 from schemas.reasons import Reason
 from schemas.records import VERSION, Cancel
-from schemas.topics import Topics
 
 ROUTE = ids.ROUTE
 #: Longest `?wait=`, in seconds: below the idle time-outs that proxies commonly have (60 s).
@@ -87,27 +75,6 @@ FLUSH_S = 5.0
 INDEX_LATE_S = 5.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything an ingress is made of; see `fairlane` for the wiring."""
-
-    log: Log
-    topics: Topics
-    limits: Limits
-    index: Index
-    clock: Clock
-    random_bytes: RandomBytes
-    offload: Offload = asyncio.to_thread
-    #: Name of the static member in the index group: it takes over from itself at once.
-    instance: str | None = None
-    when_down: WhenDown = WhenDown.DEGRADED
-    meter: Meter = field(default_factory=NoMeter)
-    #: None: there is no other ingress.
-    claims: Claims | None = None
-    #: None: nothing is refused by predicted waits.
-    backlog: BacklogReader | None = None
 
 
 class Caller(NamedTuple):

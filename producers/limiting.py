@@ -74,13 +74,12 @@ class LimitKeeper:
             self._meter.count(
                 "ingress_shadow_refusals",
                 limit=name,
-                tenant=charge.tenant,
                 endpoint=charge.endpoint,
             )
         return verdict
 
     async def refund(self, charge: Charge) -> None:
-        """Give a charge back; what Redis does not take now stays charged until it counts no more."""
+        """Give a charge back; without Redis it stays charged there until it counts no more."""
         self._local.refund(charge, self._clock.now_ms())
         await self._asked(lambda: self._limits.refund(charge))
 

@@ -46,7 +46,7 @@ class Limits(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> int:
         """Put true tokens in the place of estimates, each once; returns how many were."""
 
-    async def announce(self, name: str) -> int:
+    async def announce(self, name: str, /) -> int:
         """Say that an ingress lives; returns how many do."""
 
 

@@ -45,8 +45,8 @@ local slot_ms, slots, ttl_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(AR
 local floor, max = math.floor, math.max
 local DAY_MS = 86400000
 local HEAD = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
-local HEAD_OUT = '%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f'
-local PART_OUT = ' %.0f %.0f %.0f %.0f'
+local HEAD_OUT = '%d %d %d %d %d %d %d %d'
+local PAID_OUT, PART_OUT = '%d %d %d', ' %d %d %d %d'
 
 local function server_ms()
   if ARGV[4] ~= '' then
@@ -177,13 +177,13 @@ local function flush()
     if c.is_turned then
       local ring = {}
       for k = 1, #c.ring do
-        ring[k] = string.format('%.0f', c.ring[k])
+        ring[k] = string.format('%d', c.ring[k]) -- not tostring, which rounds large ones
       end
       redis.call('HSET', c.key, 'head', head, 'ring', table.concat(ring, ' '))
     else
       redis.call('HSET', c.key, 'head', head)
     end
-    redis.call('PEXPIRE', c.key, string.format('%.0f', c.month - c.now + ttl_ms))
+    redis.call('PEXPIRE', c.key, string.format('%d', c.month - c.now + ttl_ms))
   end
 end
 
@@ -196,11 +196,11 @@ local function read_charge(key, now)
 end
 
 local function write_charge(key, keep_ms, paid)
-  local text = {string.format('%.0f %.0f %.0f', paid[1], paid[2], paid[3])}
+  local text = {string.format(PAID_OUT, paid[1], paid[2], paid[3])}
   for i = 4, #paid, 4 do
     text[#text + 1] = string.format(PART_OUT, paid[i], paid[i + 1], paid[i + 2], paid[i + 3])
   end
-  redis.call('SET', key, table.concat(text), 'PX', string.format('%.0f', keep_ms))
+  redis.call('SET', key, table.concat(text), 'PX', string.format('%d', keep_ms))
 end
 
 -- --- items
@@ -260,15 +260,15 @@ local function answer(admission, counters, now, decisive, waits)
   return out
 end
 
-local function refusal(words, counters, more_r, more_t)
+local function refusal(cost_r, cost_t, limits, counters, more_r, more_t)
   local waits, decisive, never = {}, 0, 0
-  local costs, more = {words[3], words[4]}, {more_r, more_t}
+  local costs, more = {cost_r, cost_t}, {more_r, more_t}
   for level = 1, #counters do
     local c = counters[level]
     local used = {c.rs, c.ts, c.rm, c.tm}
     for kind = 1, 4 do
       local k, unit = 4 * level - 4 + kind, 2 - kind % 2
-      local wait = wait_ms(c, words[6 + k], kind, costs[unit], more[unit], used[kind])
+      local wait = wait_ms(c, limits[k], kind, costs[unit], more[unit], used[kind])
       waits[k] = wait
       if wait ~= 0 and decisive == 0 then
         decisive = k
@@ -282,11 +282,10 @@ local function refusal(words, counters, more_r, more_t)
 end
 
 -- Whether every limit has room; the usual case, without a table.
-local function has_room(words, counters, more_r, more_t)
-  local r, t = words[3], words[4]
+local function has_room(r, t, limits, counters, more_r, more_t)
   for level = 1, #counters do
-    local c, n = counters[level], 2 + 4 * level
-    local a, b, d, e = words[n + 1], words[n + 2], words[n + 3], words[n + 4]
+    local c, n = counters[level], 4 * level - 4
+    local a, b, d, e = limits[n + 1], limits[n + 2], limits[n + 3], limits[n + 4]
     if (a >= 0 and (a < 1 or r > a or (more_r > 0 and c.rs + more_r > a)))
       or (b >= 0 and (b < 1 or t > b or (more_t > 0 and c.ts + more_t > b)))
       or (d >= 0 and (d < 1 or r > d or (more_r > 0 and c.rm + more_r > d)))
@@ -297,7 +296,26 @@ local function has_room(words, counters, more_r, more_t)
   return true
 end
 
-local function charge(words, counters, now, key)
+-- An id that is new and has room, which is the usual case: one command tells and writes.
+local function charge_new(r, t, weight, id_ms, limits, counters, now, key)
+  if not has_room(r, t, limits, counters, r, t) then
+    return false
+  end
+  local slot, month = floor(now / slot_ms), counters[1].month
+  local text = string.format(PAID_OUT .. PART_OUT, now + id_ms, 0, weight, slot, month, r, t)
+  if not redis.call('SET', key, text, 'PX', id_ms, 'NX') then
+    return false
+  end
+  for level = 1, #counters do
+    add(counters[level], slot, month, r, t)
+  end
+  return true
+end
+
+local function charge(r, t, weight, id_ms, limits, counters, now, key)
+  if charge_new(r, t, weight, id_ms, limits, counters, now, key) then
+    return answer(1, counters, now, 0)
+  end
   local paid = read_charge(key, now)
   local paid_r, paid_t = 0, 0
   if paid then
@@ -305,12 +323,12 @@ local function charge(words, counters, now, key)
       paid_r, paid_t = paid_r + paid[i + 2], paid_t + paid[i + 3]
     end
   end
-  local more_r, more_t = max(0, words[3] - paid_r), max(0, words[4] - paid_t)
+  local more_r, more_t = max(0, r - paid_r), max(0, t - paid_t)
   if paid and (paid[2] == 1 or (more_r == 0 and more_t == 0)) then
     return answer(2, counters, now, 0)
   end
-  if not has_room(words, counters, more_r, more_t) then
-    local waits, decisive, never = refusal(words, counters, more_r, more_t)
+  if not has_room(r, t, limits, counters, more_r, more_t) then
+    local waits, decisive, never = refusal(r, t, limits, counters, more_r, more_t)
     if never > 0 then
       return answer(-1, counters, now, never, waits)
     end
@@ -320,11 +338,11 @@ local function charge(words, counters, now, key)
   for level = 1, #counters do
     add(counters[level], slot, month, more_r, more_t)
   end
-  paid = paid or {0, 0, words[5]}
-  paid[1] = now + words[6]
+  paid = paid or {0, 0, weight}
+  paid[1] = now + id_ms
   local n = #paid
   paid[n + 1], paid[n + 2], paid[n + 3], paid[n + 4] = slot, month, more_r, more_t
-  write_charge(key, words[6], paid)
+  write_charge(key, id_ms, paid)
   return answer(1, counters, now, 0)
 end
 
@@ -341,14 +359,14 @@ local function refund(counters, now, key)
   return {1}
 end
 
-local function settle(words, counters, now, key)
+local function settle(tokens, counters, now, key)
   local paid = read_charge(key, now)
   if not paid or paid[2] == 1 then
     return {0}
   end
   local more = 0
-  if words[3] >= 0 then
-    more = words[3] * paid[3]
+  if tokens >= 0 then
+    more = tokens * paid[3]
     for i = 4, #paid, 4 do
       more = more - paid[i + 3]
     end
@@ -367,23 +385,41 @@ local function settle(words, counters, now, key)
   return {1}
 end
 
-local answers, first = {}, 1
-for i = 1, #ARGV - 4 do
-  local text = ARGV[4 + i]
-  local words = {string.sub(text, 1, 1)}
-  for number in string.gmatch(text, '%-?%d+') do
-    words[#words + 1] = tonumber(number)
+-- Many charges of a call have the same limits: read once.
+local limits_of = {}
+
+local function read_limits(text)
+  local limits = limits_of[text]
+  if not limits then
+    limits = {}
+    for number in string.gmatch(text, '%-?%d+') do
+      limits[#limits + 1] = tonumber(number)
+    end
+    limits_of[text] = limits
   end
-  local levels = words[2]
+  return limits
+end
+
+local function run(text, first)
+  local kind, level, rest = string.match(text, '^(%a) (%d) ?(.*)$')
+  local levels = tonumber(level)
   local counters, now = open(first, levels)
   local key = KEYS[first + levels]
-  if words[1] == 'c' then
-    answers[i] = charge(words, counters, now, key)
-  elseif words[1] == 'r' then
-    answers[i] = refund(counters, now, key)
-  else
-    answers[i] = settle(words, counters, now, key)
+  if kind == 'r' then
+    return refund(counters, now, key), levels
   end
+  if kind == 's' then
+    return settle(tonumber(rest), counters, now, key), levels
+  end
+  local r, t, weight, id_ms, limits = string.match(rest, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
+  r, t, weight, id_ms = tonumber(r), tonumber(t), tonumber(weight), tonumber(id_ms)
+  return charge(r, t, weight, id_ms, read_limits(limits), counters, now, key), levels
+end
+
+local answers, first = {}, 1
+for i = 1, #ARGV - 4 do
+  local found, levels = run(ARGV[4 + i], first)
+  answers[i] = found
   first = first + levels + 1
 end
 flush()

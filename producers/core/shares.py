@@ -21,9 +21,14 @@ def shared(charge: Charge, ingresses: int) -> Charge:
 
 
 def _part(allowance: Allowance, charge: Charge, ingresses: int) -> Allowance:
-    costs = (charge.requests, charge.tokens) * 2
-    parts = (
-        None if limit is None else max(limit // ingresses, min(limit, cost))
-        for limit, cost in zip(allowance.limits, costs, strict=True)
+    def part(limit: int | None, cost: int) -> int | None:
+        return None if limit is None else max(limit // ingresses, min(limit, cost))
+
+    requests_per_minute, tokens_per_minute, requests_per_month, tokens_per_month = allowance.limits
+    return Allowance(
+        part(requests_per_minute, charge.requests),
+        part(tokens_per_minute, charge.tokens),
+        part(requests_per_month, charge.requests),
+        part(tokens_per_month, charge.tokens),
+        allowance.shadow,
     )
-    return Allowance(*parts, shadow=allowance.shadow)

@@ -135,3 +135,47 @@ def test_records_deleted_in_the_middle_of_a_transaction_leave_the_rest(harness: 
     harness.log.delete_records({partition: 4})
     assert harness.reader().bounds(partition) == (4, 4)
     assert harness.values(partition) == []
+
+
+def test_a_paused_partition_gives_nothing_and_loses_nothing(harness: Harness) -> None:
+    topic = harness.topic(2)
+    held, other = (topic, 0), (topic, 1)
+    harness.fill(held, [b"1", b"2"])
+    harness.fill(other, [b"a"])
+    reader = harness.reader({held: 0, other: 0})
+    reader.pause([held])
+    assert [record.value for record in drain(reader, other, 1)] == [b"a"]
+    assert not reader.reached(held, 1)
+    harness.fill(held, [b"3"])
+    harness.fill(other, [b"b"])
+    assert [record.value for record in drain(reader, other, 2)] == [b"b"]
+    reader.pause([other])
+    harness.fill(other, [b"c"])
+    assert [record.value for record in drain(reader, held, 3)] == [b"1", b"2", b"3"]
+    reader.pause([])
+    assert [record.value for record in drain(reader, other, 3)] == [b"c"]
+
+
+def test_a_partition_paused_midway_goes_on_where_it_was(harness: Harness) -> None:
+    topic = harness.topic(2)
+    held, other = (topic, 0), (topic, 1)
+    harness.fill(held, [b"%d" % number for number in range(20)])
+    reader = harness.reader({held: 0, other: 0})
+    first: list[Record] = []
+    while not first:
+        first += reader.poll(5, POLL_S)
+    reader.pause([held])
+    harness.fill(other, [b"a"])
+    assert [record.value for record in drain(reader, other, 1)] == [b"a"]
+    reader.pause([])
+    rest = drain(reader, held, 20)
+    assert [record.offset for record in (*first, *rest)] == list(range(20))
+
+
+def test_an_assignment_ends_every_pause(harness: Harness) -> None:
+    topic = harness.topic()
+    harness.fill((topic, 0), [b"x"])
+    reader = harness.reader({(topic, 0): 0})
+    reader.pause([(topic, 0)])
+    reader.assign({(topic, 0): 0})
+    assert [record.value for record in drain(reader, (topic, 0), 1)] == [b"x"]

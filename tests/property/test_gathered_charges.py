@@ -5,8 +5,10 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.redis import EMBEDDED, RedisLimits, connect
+from adapters.redis import EMBEDDED, connect
+from adapters.redis_limits import RedisLimits
 from schemas.front import Charge
+from schemas.policy import Allowance
 from tests.support.limits import START_MS
 
 #: Few tenants, endpoints and ids, so that charges meet: repeated ones, cheap ones behind dear.
@@ -16,7 +18,13 @@ CHARGES = st.builds(
     st.sampled_from(["chat", "embed"]),
     st.sampled_from([f"req_{n}" for n in range(12)]),
     st.integers(1, 8),
-    st.sampled_from([0, 5, 12]),
+    st.integers(0, 40),
+    st.builds(
+        Allowance, st.sampled_from([0, 5, 12]), st.sampled_from([None, 60]), st.none(), st.none()
+    ),
+    st.just("root"),
+    st.builds(Allowance, st.sampled_from([None, 15]), st.none(), st.none(), st.none()),
+    st.just(1),
 )
 WAVES = st.lists(
     st.tuples(st.sampled_from([0, 1, 5_000, 61_000]), st.lists(CHARGES, max_size=150)), max_size=4

@@ -104,7 +104,7 @@ def test_a_greedy_client_gets_the_limit_and_with_one_counter_less_it_gets_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert worst(with_script(greedy)) == LIMIT
-    monkeypatch.setattr("adapters.redis.SLOTS", 12)
+    monkeypatch.setattr("adapters.redis_limits.SLOTS", 12)
     monkeypatch.setattr(local_limits, "SLOTS", 12)
     assert worst(with_script(greedy)) == 2 * LIMIT
     assert worst(with_local(greedy)) == 2 * LIMIT

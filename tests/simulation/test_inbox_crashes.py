@@ -10,6 +10,7 @@ import pytest
 from adapters.memory import CommitFault
 from schemas.log import Headers, InDoubtError, OnDelivery, UnavailableError
 from simulation.process_log import Call, Killed, ProcessLog, ProcessProducer
+from tests.support.door import until
 from tests.support.inboxes import Post, live_until_killed
 from tests.support.oracle_inbox import faults, requests
 
@@ -30,6 +31,8 @@ def record(random: Random, number: int) -> tuple[Any, Headers]:
             body["input"] = "same"
         case 2:
             headers = [("x-request-id", b"mine-%d" % number), ("other", b"x")]
+        case _:
+            pass
     return body, headers
 
 
@@ -190,9 +193,7 @@ def test_a_life_of_one_loop() -> None:
     async def life() -> None:
         process = post.process()
         process.start()
-        async with asyncio.timeout(30):
-            while not any(requests(post).values()):
-                await asyncio.sleep(0.01)
+        await until(lambda: any(requests(post).values()))
         assert process.ended() == ""
         await process.stop()
 

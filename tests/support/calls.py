@@ -6,7 +6,8 @@ from adapters.clock import SystemClock
 from adapters.memory import MemoryLog
 from adapters.memory_index import MemoryIndex
 from producers.app import calls, routes
-from producers.ingress import Ingress, Parts
+from producers.ingress import Ingress
+from producers.parts import Parts
 from schemas.front import Charge, Settlement, Verdict
 from schemas.topics import Topics
 

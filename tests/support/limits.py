@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from redis.asyncio import Redis
 
 from adapters.redis import EMBEDDED, connect
 from adapters.redis_limits import RedisLimits
 from producers.core.local import LocalLimits
-from schemas.front import Charge, Verdict
+from schemas.front import Charge, Settlement, Verdict
+from schemas.policy import Allowance
 
 T = TypeVar("T")
 
@@ -17,11 +18,21 @@ T = TypeVar("T")
 START_MS = 1_800_000_001_234
 
 
-class Counter:
-    """Charges at times that the test names; ids are numbered unless named."""
+class Limiter(Protocol):
+    """What is tested: the script or its twin, at a time that the test names."""
 
-    def __init__(self, charge: Callable[[Charge, int], Awaitable[Verdict]], redis: "Redis") -> None:
-        self._charge, self.redis = charge, redis
+    async def charge(self, charge: Charge, now_ms: int) -> Verdict: ...
+
+    async def refund(self, charge: Charge, now_ms: int) -> bool: ...
+
+    async def settle(self, settlement: Settlement, now_ms: int) -> bool: ...
+
+
+class Counter:
+    """Charges of requests a minute, the simplest limit; ids are numbered unless named."""
+
+    def __init__(self, limiter: Limiter, redis: "Redis") -> None:
+        self.limiter, self.redis = limiter, redis
         self._number = 0
 
     async def take(
@@ -36,22 +47,56 @@ class Counter:
     ) -> Verdict:
         self._number += 1
         name = charge_id or f"req_{self._number}"
-        return await self._charge(Charge(tenant, endpoint, name, cost, limit), now_ms)
+        allowance = Allowance(requests_per_minute=limit)
+        return await self.limiter.charge(
+            Charge(tenant, endpoint, name, cost, 10 * cost, allowance), now_ms
+        )
 
 
-def with_script(scenario: Callable[[Counter], Awaitable[T]], url: str = EMBEDDED) -> T:
+class _Script:
+    def __init__(self, redis: "Redis", prefix: str, *, is_cluster: bool) -> None:
+        self._limits = RedisLimits(redis, prefix, timeout_s=10.0, is_cluster=is_cluster)
+
+    async def charge(self, charge: Charge, now_ms: int) -> Verdict:
+        self._limits.now_override_ms = str(now_ms)
+        return await self._limits.charge(charge)
+
+    async def refund(self, charge: Charge, now_ms: int) -> bool:
+        self._limits.now_override_ms = str(now_ms)
+        return await self._limits.refund(charge)
+
+    async def settle(self, settlement: Settlement, now_ms: int) -> bool:
+        self._limits.now_override_ms = str(now_ms)
+        return bool(await self._limits.settle([settlement]))
+
+
+class _Local:
+    def __init__(self) -> None:
+        self._limits = LocalLimits()
+
+    async def charge(self, charge: Charge, now_ms: int) -> Verdict:
+        return self._limits.charge(charge, now_ms)
+
+    async def refund(self, charge: Charge, now_ms: int) -> bool:
+        return self._limits.refund(charge, now_ms)
+
+    async def settle(self, settlement: Settlement, now_ms: int) -> bool:
+        return self._limits.settle(settlement, now_ms)
+
+
+def with_script(
+    scenario: Callable[[Counter], Awaitable[T]],
+    url: str = EMBEDDED,
+    prefix: str = "test",
+    *,
+    is_cluster: bool = False,
+) -> T:
     """Run a scenario on the Lua script; `url` names another Redis than the in-process one."""
 
     async def run() -> T:
         redis = connect(url)
-        limits = RedisLimits(redis, "test", timeout_s=10.0)
-
-        async def charge(charge: Charge, now_ms: int) -> Verdict:
-            limits.now_override_ms = str(now_ms)
-            return await limits.charge(charge)
-
         try:
-            return await scenario(Counter(charge, redis))
+            return await scenario(Counter(_Script(redis, prefix, is_cluster=is_cluster), redis))
         finally:
             await redis.aclose()
 
@@ -60,12 +105,8 @@ def with_script(scenario: Callable[[Counter], Awaitable[T]], url: str = EMBEDDED
 
 def with_local(scenario: Callable[[Counter], Awaitable[T]]) -> T:
     """Run a scenario on the in-process twin."""
-    limits = LocalLimits()
-
-    async def charge(charge: Charge, now_ms: int) -> Verdict:
-        return limits.charge(charge, now_ms)
 
     async def run() -> T:
-        return await scenario(Counter(charge, connect(EMBEDDED)))
+        return await scenario(Counter(_Local(), connect(EMBEDDED)))
 
     return asyncio.run(run())

@@ -260,7 +260,10 @@ def test_the_limit_refuses_with_whole_seconds_and_numbers() -> None:
         problem = refused.json()
         assert (problem["limit"], problem["used"], problem["remaining"]) == (10, 8, 2)
         assert problem["retry_after_s"] == int(refused.headers["retry-after"])
-        assert problem["detail"] == "8 of 10 a minute at 'heavy' are used, the request costs 4"
+        assert problem["limit_name"] == "requests/minute"
+        assert (
+            problem["detail"] == "8 of 10 requests/minute at 'heavy' are used, the request costs 4"
+        )
         never = await opened.post("bolt", endpoint="heavy", tier="batch")
         assert (never.status_code, never.json()["reason"]) == (403, "never_fits")
         assert never.headers["x-should-retry"] == "false"
@@ -499,7 +502,7 @@ def test_a_rate_limit_refusal_record_says_all() -> None:
             "heavy",
             "rate_limit",
         )
-        assert (refusal.cost, refusal.limit, refusal.count) == (4, "10/min", 1)
+        assert (refusal.cost, refusal.limit, refusal.count) == (4, "10 requests/minute", 1)
         assert refusal.id.startswith("req_")
         assert 60 < refusal.retry_after_s <= 65
 

@@ -2,25 +2,23 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 
 import pytest
 
-from adapters.memory import MemoryLog
-from adapters.redis import EMBEDDED, Gather, RedisIndex, RedisLimits, _answered, connect
-from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
+from adapters.redis import EMBEDDED, Gather, _answered, connect
+from adapters.redis_limits import RedisLimits, _Item
+from producers.core.local import month_end_ms
 from schemas.front import (
     CHARGE_TTL_MS,
     SLOT_MS,
     SLOTS,
-    Acceptance,
     Admission,
     Charge,
-    Entry,
-    RequestName,
+    Settlement,
     StoreDownError,
-    Verdict,
 )
-from tests.support.door import Clock, door, until
+from schemas.policy import Allowance
 from tests.support.limits import START_MS, Counter, with_local, with_script
 
 Run = Callable[[Callable[[Counter], Awaitable[None]]], None]
@@ -36,9 +34,9 @@ def test_verdicts_count_down_and_never_below_zero(run: Run) -> None:
     async def scenario(counter: Counter) -> None:
         verdicts = [await counter.take(START_MS, limit=3) for _ in range(5)]
         assert [v.admission for v in verdicts] == [1, 1, 1, 0, 0]
-        assert [v.remaining for v in verdicts] == [2, 1, 0, 0, 0]
-        assert [v.used for v in verdicts] == [1, 2, 3, 3, 3]
-        assert {v.limit for v in verdicts} == {3}
+        assert [v.decisive.remaining for v in verdicts] == [2, 1, 0, 0, 0]
+        assert [v.decisive.used for v in verdicts] == [1, 2, 3, 3, 3]
+        assert {v.decisive.limit for v in verdicts} == {3}
 
     run(scenario)
 
@@ -48,7 +46,7 @@ def test_a_refused_cost_leaves_the_rest_to_smaller_ones(run: Run) -> None:
         assert (await counter.take(START_MS, 8, 10)).is_admitted
         assert not (await counter.take(START_MS, 5, 10)).is_admitted
         last = await counter.take(START_MS, 2, 10)
-        assert (last.admission, last.remaining) == (Admission.CHARGED, 0)
+        assert (last.admission, last.decisive.remaining) == (Admission.CHARGED, 0)
 
     run(scenario)
 
@@ -82,13 +80,13 @@ def test_the_wait_is_for_this_very_cost_and_exact(run: Run) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(("cost", "limit"), [(1, 0), (11, 10), (1, -5)])
+@pytest.mark.parametrize(("cost", "limit"), [(1, 0), (11, 10)])
 def test_what_never_fits_has_its_own_verdict(run: Run, cost: int, limit: int) -> None:
     async def scenario(counter: Counter) -> None:
         verdict = await counter.take(START_MS, cost, limit)
         assert (verdict.admission, verdict.retry_ms) == (Admission.NEVER, 0)
         assert not verdict.is_admitted
-        assert verdict.remaining == max(0, limit)
+        assert verdict.decisive.remaining == max(0, limit)
         assert [key async for key in counter.redis.scan_iter()] == []
 
     run(scenario)
@@ -100,7 +98,7 @@ def test_a_repeated_charge_takes_nothing_for_the_whole_window(run: Run) -> None:
         again = await counter.take(START_MS + 59_000, 4, 10, charge_id="a")
         assert (first.admission, again.admission) == (Admission.CHARGED, Admission.REPEATED)
         assert again.is_admitted
-        assert again.used == 4
+        assert again.decisive.used == 4
 
     run(scenario)
 
@@ -130,7 +128,7 @@ def test_raised_and_lowered_limits_act_at_once(run: Run) -> None:
         assert not (await counter.take(START_MS, 1, 5)).is_admitted
         assert (await counter.take(START_MS, 1, 6)).is_admitted
         lowered = await counter.take(START_MS, 1, 3)
-        assert (lowered.admission, lowered.used, lowered.remaining) == (0, 6, 0)
+        assert (lowered.admission, lowered.decisive.used, lowered.decisive.remaining) == (0, 6, 0)
 
     run(scenario)
 
@@ -139,7 +137,7 @@ def test_a_clock_that_goes_back_frees_nothing_and_locks_nobody_out(run: Run) -> 
     async def scenario(counter: Counter) -> None:
         assert (await counter.take(START_MS, 5, 10)).is_admitted
         back = await counter.take(START_MS - 30_000, 5, 10)
-        assert (back.admission, back.used) == (Admission.CHARGED, 10)
+        assert (back.admission, back.decisive.used) == (Admission.CHARGED, 10)
         assert not (await counter.take(START_MS - 30_000, 1, 10)).is_admitted
         assert (await counter.take(START_MS + 65_000, 10, 10)).is_admitted
 
@@ -161,7 +159,7 @@ def test_long_silence_and_wrapped_counters_leave_nothing_behind(run: Run) -> Non
         now_ms = START_MS
         for pause_ms in (SLOT_MS * SLOTS, SLOT_MS * (SLOTS * 2 + 1), 3_600_000, 65_000):
             verdict = await counter.take(now_ms, 7, 7)
-            assert (verdict.admission, verdict.used) == (Admission.CHARGED, 7)
+            assert (verdict.admission, verdict.decisive.used) == (Admission.CHARGED, 7)
             now_ms += pause_ms
 
     run(scenario)
@@ -172,9 +170,11 @@ def test_every_key_has_a_time_to_live_and_the_tenant_as_hash_tag() -> None:
         await counter.take(START_MS, 1, 1)
         await counter.take(START_MS, 1, 1)
         keys = [key.decode() async for key in counter.redis.scan_iter()]
-        assert sorted(keys) == ["test:{acme}:charge:chat:req_1", "test:{acme}:limit:chat"]
-        for key in keys:
-            assert CHARGE_TTL_MS - 5_000 < await counter.redis.pttl(key) <= CHARGE_TTL_MS
+        assert sorted(keys) == ["test:{acme}:charge:acme:chat:req_1", "test:{acme}:limit:acme:chat"]
+        ttls = [await counter.redis.pttl(key) for key in sorted(keys)]
+        month_ms = month_end_ms(START_MS) - START_MS + CHARGE_TTL_MS
+        assert CHARGE_TTL_MS - 5_000 < ttls[0] <= CHARGE_TTL_MS
+        assert month_ms - 5_000 < ttls[1] <= month_ms
 
     with_script(scenario)
 
@@ -182,9 +182,9 @@ def test_every_key_has_a_time_to_live_and_the_tenant_as_hash_tag() -> None:
 def test_a_refusal_changes_nothing_in_redis() -> None:
     async def scenario(counter: Counter) -> None:
         await counter.take(START_MS, 3, 3)
-        before = await counter.redis.hgetall("test:{acme}:limit:chat")
+        before = await counter.redis.hgetall("test:{acme}:limit:acme:chat")
         await counter.take(START_MS + 20_000, 1, 3)
-        assert await counter.redis.hgetall("test:{acme}:limit:chat") == before
+        assert await counter.redis.hgetall("test:{acme}:limit:acme:chat") == before
 
     with_script(scenario)
 
@@ -196,13 +196,16 @@ def test_concurrent_charges_are_gathered_and_never_exceed_the_limit() -> None:
         sizes: list[int] = []
         plain = limits._gather._run
 
-        async def counted(charges: list[Charge]) -> list[Verdict]:
-            sizes.append(len(charges))
-            return await plain(charges)
+        async def counted(items: list[_Item]) -> list[list[int]]:
+            sizes.append(len(items))
+            return await plain(items)
 
         limits._gather._run = counted
         verdicts = await asyncio.gather(
-            *(limits.charge(Charge("acme", "chat", f"req_{n}", 1, 40)) for n in range(100))
+            *(
+                limits.charge(Charge("acme", "chat", f"req_{n}", 1, 1, Allowance(40)))
+                for n in range(100)
+            )
         )
         assert sum(v.is_admitted for v in verdicts) == 40
         assert sizes == [64, 36]
@@ -285,107 +288,99 @@ def test_an_answer_that_is_there_counts_even_when_the_loop_was_busy_for_too_long
     asyncio.run(scenario())
 
 
-class Broken:
-    """Limits that are down until they are mended."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.is_mended = False
-
-    async def charge(self, charge: Charge) -> Verdict:
-        self.calls += 1
-        if self.is_mended:
-            return Verdict(Admission.CHARGED, charge.limit, 1, charge.limit - 1, 0)
-        raise StoreDownError("Redis: gone")
+FAMILY = Allowance(requests_per_minute=10, tokens_per_minute=100)
 
 
-def test_without_redis_the_same_limit_is_counted_here_and_redis_is_left_alone() -> None:
-    async def scenario() -> None:
-        broken, clock = Broken(), Clock()
-        keeper = LimitKeeper(broken, clock)
-        verdicts = [await keeper.charge(Charge("a", "e", str(n), 1, 3)) for n in range(5)]
-        assert [v.is_admitted for v in verdicts if v] == [True, True, True, False, False]
-        assert (broken.calls, keeper.is_down) == (1, True)
-        clock.value_ms += PAUSE_MS
-        broken.is_mended = True
-        verdict = await keeper.charge(Charge("a", "e", "x", 1, 3))
-        assert verdict is not None
-        assert (verdict.used, broken.calls, keeper.is_down) == (1, 2, False)
+def child(name: str, charge_id: str, requests: int = 1, tokens: int = 10) -> Charge:
+    return Charge(name, "chat", charge_id, requests, tokens, FAMILY, "root", FAMILY)
 
-    asyncio.run(scenario())
+
+def test_a_child_takes_from_its_parent_or_from_neither(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        charge = counter.limiter.charge
+        assert (await charge(child("alpha", "a", tokens=60), START_MS)).is_admitted
+        refused = await charge(child("beta", "b", tokens=50), START_MS)
+        assert (refused.refused_by, refused.refused_of) == ("tokens/minute", "root")
+        assert (refused.decisive.used, refused.decisive.remaining) == (60, 40)
+        alone = child("beta", "c", tokens=1)._replace(parent_allowance=Allowance())
+        counted = await charge(alone, START_MS)
+        assert [state.used for state in counted.states] == [1, 1]  # of b nothing was taken
+
+    run(scenario)
+
+
+def test_a_limit_in_shadow_counts_and_tells_and_refuses_nobody(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        tried = Allowance(5, 20, shadow=("tokens_per_minute",))
+        verdicts = [
+            await counter.limiter.charge(Charge("acme", "chat", f"req_{n}", 1, 15, tried), START_MS)
+            for n in range(6)
+        ]
+        assert [v.is_admitted for v in verdicts] == [True] * 5 + [False]
+        assert [v.shadowed for v in verdicts] == [(), *[("tokens/minute",)] * 4, ()]
+        assert [state.name for state in verdicts[0].states] == ["requests/minute"]
+        enforced = await counter.limiter.charge(
+            Charge("acme", "chat", "x", 1, 15, Allowance(None, 90)), START_MS
+        )
+        assert (enforced.admission, enforced.decisive.used) == (Admission.CHARGED, 90)
+
+    run(scenario)
+
+
+def test_a_refund_gives_back_once_and_in_the_month_of_its_charge(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        end_ms = month_end_ms(START_MS)
+        limits = Allowance(requests_per_month=9, requests_per_minute=9)
+        one, two = (Charge("acme", "chat", name, 3, 0, limits) for name in "ab")
+        await counter.limiter.charge(one, end_ms - 1)
+        await counter.limiter.charge(two, end_ms)
+        assert await counter.limiter.refund(one, end_ms + 1)
+        assert not await counter.limiter.refund(one, end_ms + 1)
+        later = await counter.limiter.charge(one, end_ms + 2)
+        used = {state.name: state.used for state in later.states}
+        assert used == {"requests/minute": 6, "requests/month": 6}
+
+    run(scenario)
+
+
+def test_true_tokens_take_the_place_of_the_estimate_once(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        limits = Allowance(None, 100)
+        charge = Charge("acme", "chat", "a", 2, 60, limits, weight=2)
+        await counter.limiter.charge(charge, START_MS)
+        told = Settlement("acme", "chat", "a", 10)
+        assert await counter.limiter.settle(told, START_MS + 20_000)
+        assert not await counter.limiter.settle(told, START_MS + 20_000)
+        assert not await counter.limiter.refund(charge, START_MS + 20_000)
+        again = await counter.limiter.charge(charge, START_MS + 21_000)
+        assert (again.admission, again.decisive.used) == (Admission.REPEATED, 20)
+        more = await counter.limiter.charge(charge._replace(id="b"), START_MS + 22_000)
+        assert await counter.limiter.settle(Settlement("acme", "chat", "b", 75), START_MS + 23_000)
+        full = await counter.limiter.charge(charge._replace(id="c", tokens=1), START_MS + 24_000)
+        assert (more.is_admitted, full.admission, full.decisive.used) == (True, 0, 170)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(
-    ("when_down", "cost", "expected"),
-    [(WhenDown.CLOSED, 1, None), (WhenDown.OPEN, 1, True), (WhenDown.OPEN, 9, False)],
+    "first", ["2026-02", "2028-02", "2100-02", "2026-12", "2027-01", "2026-04"]
 )
-def test_the_operator_may_close_or_open_the_door_without_redis(
-    when_down: WhenDown, cost: int, expected: bool | None
-) -> None:
-    async def scenario() -> None:
-        keeper = LimitKeeper(Broken(), Clock(), when_down)
-        verdict = None
-        for n in range(9):
-            verdict = await keeper.charge(Charge("a", "e", str(n), cost, 3))
-        assert (verdict.is_admitted if verdict else None) == expected
+def test_months_are_those_of_the_calendar(first: str) -> None:
+    year, month = map(int, first.split("-"))
+    begins = datetime(year, month, 1, tzinfo=UTC)
+    ends = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
+    begin_ms, end_ms = (int(moment.timestamp()) * 1_000 for moment in (begins, ends))
+    limits = Allowance(requests_per_month=1)
 
-    asyncio.run(scenario())
+    async def scenario(counter: Counter) -> None:
+        charge = Charge("acme", "chat", "a", 1, 1, limits)
+        await counter.limiter.charge(charge, begin_ms)
+        refused = await counter.limiter.charge(charge._replace(id="b"), begin_ms + 7_000)
+        assert refused.retry_ms == end_ms - begin_ms - 7_000
+        late = await counter.limiter.charge(charge._replace(id="b"), end_ms - 1)
+        assert (late.admission, late.retry_ms, late.decisive.reset_s) == (0, 1, 1)
+        assert (await counter.limiter.charge(charge._replace(id="b"), end_ms)).is_admitted
 
-
-class Switched(RedisIndex):
-    """Limits and index that are down until they are switched on."""
-
-    is_on = False
-    lookups = 0
-
-    async def charge(self, charge: Charge) -> Verdict:
-        raise StoreDownError("Redis: gone")
-
-    async def accept(self, name: RequestName, acceptance: Acceptance) -> None:
-        if not self.is_on:
-            raise StoreDownError("Redis: gone")
-        await super().accept(name, acceptance)
-
-    async def lookup(self, name: RequestName) -> Entry | None:
-        self.lookups += 1
-        if not self.is_on:
-            raise StoreDownError("Redis: gone")
-        return await super().lookup(name)
-
-
-def test_without_redis_requests_are_taken_and_indexed_when_it_is_back() -> None:
-    async def scenario() -> None:
-        switched = Switched(connect(EMBEDDED), "fairlane", 10.0)
-        async with door(MemoryLog(Clock()), limits=switched, index=switched) as opened:
-            answers = [await opened.post(endpoint="heavy") for _ in range(3)]
-            assert [answer.status_code for answer in answers] == [202, 202, 429]
-            request_id = answers[0].json()["id"]
-            assert (await opened.get(request_id)).json()["state"] == "waiting"
-            other = await opened.get("req_" + "a" * 26)
-            assert (other.status_code, other.json()["reason"]) == (503, "unavailable")
-            assert switched.lookups == 0  # left alone since the first charge failed
-            switched.is_on = True
-            name = RequestName("acme", request_id)
-            await until(lambda: switched.lookup(name))
-        await switched.close()
-
-    asyncio.run(scenario())
-
-
-def test_charges_that_fail_together_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Hung:
-        async def charge(self, charge: Charge) -> Verdict:
-            await asyncio.sleep(0)
-            raise StoreDownError("Redis: hung")
-
-    async def scenario() -> None:
-        clock = Clock()
-        keeper = LimitKeeper(Hung(), clock)
-        for told in (1, 2):
-            await asyncio.gather(*(keeper.charge(Charge("a", "e", str(n), 1, 9)) for n in range(8)))
-            assert [r.getMessage() for r in caplog.records] == [
-                "limits are degraded: Redis: hung"
-            ] * told
-            clock.value_ms += PAUSE_MS
-
-    asyncio.run(scenario())
+    with_script(scenario)
+    with_local(scenario)
+    assert month_end_ms(begin_ms) == month_end_ms(end_ms - 1) == end_ms

@@ -258,7 +258,7 @@ def test_a_list_keeps_the_newest_and_a_cursor_before_its_end_ends(
 
 def test_without_redis_a_list_is_unavailable() -> None:
     async def scenario(opened: Door) -> None:
-        opened.ingress._keeper._asked_again_ms = opened.clock.value_ms + 1
+        opened.ingress._keeper._breaker.failed(opened.clock.value_ms)
         answer = await opened.http.get("/v1/requests", headers=opened.bearer("acme"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 

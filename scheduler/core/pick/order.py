@@ -40,6 +40,8 @@ _URGENCY_SHIFT: Final = 160
 _NO_DEADLINE: Final = _TIME_MASK
 #: Where an order has all of these bits, there is no deadline.
 DEADLINE_BITS: Final = _TIME_MASK << _DEADLINE_SHIFT
+#: Above this, urgency and deadline: what order there is before arrivals.
+HEAD_SHIFT: Final = 112
 #: What stands above the arrival of a request with this priority, without deadline and aging.
 _USUAL: Final = [priority << _URGENCY_SHIFT | DEADLINE_BITS for priority in range(1_000)]
 _USUAL_MAX: Final = 999

@@ -1,0 +1,151 @@
+"""Inboxes on a real Kafka and Redis, as processes: killed in the midst, then counted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from adapters.kafka import KafkaLog
+from fairlane.policy_file import load
+from fairlane.publish import publish_policy
+from schemas.policy import Inbox, Policy
+from schemas.topics import Topics
+from tests.support.oracle_inbox import answers, faults, requests
+from tests.support.processes import DEADLINE_S, Processes, until
+
+EXAMPLE = load(Path("examples/policy.toml"))
+
+
+class Bus(NamedTuple):
+    """A deployment's log and names, as an admin of it."""
+
+    log: KafkaLog
+    topics: Topics
+
+    def write(self, tenant: str, first: int, stop: int) -> None:
+        """Requests of an inbox, every tenth of them none."""
+        producer = self.log.producer()
+        for number in range(first, stop):
+            body = {"endpoint": "chat", "input": number} if number % 10 else {"endpoint": "no"}
+            name = [("x-request-id", b"%d" % number)]
+            value = json.dumps(body).encode()
+            producer.send(self.topics.inbox(tenant), 0, value, headers=name)
+        assert producer.flush(DEADLINE_S) == 0
+        producer.close()
+
+
+@pytest.fixture
+def bus(kafka_bootstrap: str) -> Iterator[Bus]:
+    log = KafkaLog(kafka_bootstrap, replication=1)
+    yield Bus(log, Topics(f"inbox-{uuid.uuid4().hex[:12]}"))
+    log.close()
+
+
+@pytest.fixture
+def processes(
+    bus: Bus, kafka_bootstrap: str, redis_url: str, tmp_path: Path
+) -> Iterator[Processes]:
+    env = {
+        "FAIRLANE_KAFKA": kafka_bootstrap,
+        "FAIRLANE_REDIS": redis_url,
+        "FAIRLANE_PREFIX": bus.topics.prefix,
+        "FAIRLANE_REPLICATION": "1",
+    }
+    found = Processes(tmp_path, env)
+    yield found
+    found.close()
+
+
+def policy(**limits: int) -> Policy:
+    inboxes = {"acme": Inbox.REFUSE, "globex": Inbox.HOLD}
+    tenants = tuple(
+        replace(tenant, inbox=inboxes.get(tenant.name, Inbox.OFF), requests_per_minute=limits)
+        for tenant in EXAMPLE.tenants
+    )
+    return replace(EXAMPLE, tenants=tenants)
+
+
+def start_workers(processes: Processes) -> None:
+    processes.start("scheduler", "--instance", "s")
+    processes.start(
+        "worker", "--pool", "chat", "--instance", "w", "--fixed-ms", "1", "--slots", "16"
+    )
+
+
+def test_killed_in_the_midst_every_record_is_in_once_and_answered_once(
+    processes: Processes, bus: Bus
+) -> None:
+    publish_policy(bus.log, bus.topics, policy(chat=1_000_000))
+    start_workers(processes)
+    written = 0
+    for wave in range(5):
+        inbox = processes.start("inbox", "--instance", "i")
+        bus.write("acme", written, written + 400)
+        bus.write("globex", written, written + 40)
+        before, written = written, written + 400
+        if wave < 4:
+            enough = (before + 50 * wave) * 11 // 10
+            until(lambda: sum(map(len, requests(bus).values())) >= enough, "some are in")  # noqa: B023
+            assert inbox.stop(signal.SIGKILL) == -signal.SIGKILL
+
+    until(lambda: len(answers(bus, "acme")) >= 2_000, "an answer to each of acme's")
+    until(lambda: len(answers(bus, "globex")) >= 200, "an answer to each of globex's")
+    assert faults(bus, ("acme", "globex")) == []
+    told = answers(bus, "acme")
+    assert sorted(int(answer["x_request_id"]) for answer in told) == list(range(2_000))
+    refused = {int(a["x_request_id"]) for a in told if a["kind"] == "refused"}
+    assert refused == set(range(0, 2_000, 10))
+    assert inbox.stop() == 0
+
+
+def test_another_of_the_same_name_takes_over_and_the_first_one_ends(
+    processes: Processes, bus: Bus
+) -> None:
+    publish_policy(bus.log, bus.topics, policy())
+    start_workers(processes)
+    first = processes.start("inbox", "--instance", "same")
+    bus.write("acme", 1, 10)
+    until(lambda: len(answers(bus, "acme")) == 9, "nine answers")
+    second = processes.start("inbox", "--instance", "same")
+    assert first.process.wait(DEADLINE_S) == 3, first.text()
+    bus.write("acme", 11, 20)
+    until(lambda: len(answers(bus, "acme")) == 18, "nine more answers")
+    assert faults(bus, ("acme",)) == []
+    assert second.stop() == 0
+
+
+def test_the_example_submits_and_prints_what_comes(
+    processes: Processes, bus: Bus, kafka_bootstrap: str
+) -> None:
+    publish_policy(bus.log, bus.topics, policy())
+    start_workers(processes)
+    processes.start("inbox", "--instance", "i")
+    command = [sys.executable, "examples/bus_submit.py", "--kafka", kafka_bootstrap]
+    command += ["--tenant", "acme", "--prefix", bus.topics.prefix]
+    done = subprocess.run(
+        [*command, "--endpoint", "chat", "one", "two"],
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"state": "succeeded"') == 2
+    refused = subprocess.run(
+        [*command, "--endpoint", "none", "three"],
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+    assert refused.returncode == 0, refused.stderr
+    assert '"refused": "unknown_endpoint"' in refused.stdout

@@ -1,0 +1,270 @@
+"""Judging requests by what was published: in time, waiting limits, and when nothing is known."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from schemas.backlog import STALE_MS
+from schemas.front import Ending, RequestName, StoreDownError, Terminal
+from schemas.policy import Predict
+from schemas.reasons import TABLE, Reason
+from schemas.records import End
+from tests.support.predictions import NOW_MS, POLICY, Desk, row, with_endpoint
+
+
+def reason(desk: Desk, tenant: str = "acme", tier: str = "gold", **fields: int) -> str:
+    problem = desk.judge(tenant, tier, **fields)
+    return problem.reason.value if problem else "in"
+
+
+def test_what_would_end_after_its_target_is_refused_with_the_time_to_come_back() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 2_999))
+    problem = desk.judge()
+    assert problem is not None
+    assert (problem.reason, problem.status) == (Reason.WOULD_WAIT, 503)
+    assert problem.retry_after_s == 3  # 2 s too late, a fifth of it by chance, rounded up
+    assert reason(desk, "acme", "batch") == "in"  # it has no target
+
+
+def test_a_deadline_goes_before_the_target_of_the_endpoint() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 2_999))
+    assert reason(desk) == "would_wait"
+    assert reason(desk, in_ms=60_000) == "in"
+    assert reason(desk, "bolt", in_ms=5_000) == "in"
+    desk.now += 1
+    desk.publish(row("acme", 2_999), residual_ms=6_000)
+    assert reason(desk, "bolt", in_ms=5_000) == "would_wait"
+
+
+def test_service_and_its_spread_count_for_the_end() -> None:
+    desk = Desk()
+    desk.publish(service_ms=900, spread_ms=90)
+    assert reason(desk) == "in"
+    desk.now += 1
+    desk.publish(service_ms=900, spread_ms=120)
+    assert reason(desk) == "would_wait"
+
+
+def test_neighbours_are_waited_for_by_weight_and_no_longer_than_they_have_work() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 9), row("bolt", 1_000, weight=3))
+    assert desk.waits_ms() == 10 + 30
+    desk.now += 1
+    desk.publish(row("acme", 9), row("bolt", 12, weight=3))
+    assert desk.waits_ms() == 10 + 12
+
+
+def test_a_debt_lets_neighbours_go_first() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 0, count=1, debt=100), row("bolt", 1_000, weight=3))
+    assert desk.waits_ms() == 1 + 3 * 101
+
+
+def test_siblings_share_the_turns_of_their_parent() -> None:
+    desk = Desk()
+    desk.publish(row("kid", 9), row("sis", 500), row("acme", 800))
+    # 10 of its own, 10 of its sister's, and as much as both of the neighbour's
+    assert desk.waits_ms("kid") == 40
+
+
+def test_more_urgent_than_all_that_wait_is_behind_none_of_them() -> None:
+    desk = Desk()
+    first = 500 << 48 | (1 << 48) - 1  # the usual priority, without a deadline
+    desk.publish(row("acme", 400, head=first))
+    assert desk.waits_ms() == 401
+    assert desk.waits_ms(priority=400) == 1
+    desk.judge(priority=300)
+    assert desk.waits_ms(priority=400) == 2
+    assert desk.waits_ms(priority=200) == 1
+
+
+def test_what_was_let_in_since_counts_until_a_later_head_has_it() -> None:
+    desk = Desk()
+    desk.publish()
+    for _ in range(100):
+        assert reason(desk) == "in"
+    assert desk.waits_ms() == 101
+    desk.now += 300
+    desk.publish(row("acme", 100))
+    assert desk.waits_ms() == 101
+
+
+def test_what_a_later_step_refused_is_withdrawn() -> None:
+    desk = Desk()
+    desk.publish()
+    submission = desk.submission()
+    name = RequestName("acme", submission.request.id)
+    assert desk.predictor.judge(name, submission, desk.policy) is None
+    assert desk.waits_ms() == 2
+    desk.predictor.settle(name, is_in=False)
+    assert desk.waits_ms() == 1
+
+
+def test_many_at_once_are_not_all_let_in_by_the_same_numbers() -> None:
+    desk = Desk()
+    desk.publish()
+    answers = [reason(desk) for _ in range(1_500)]
+    assert answers.count("in") == 1_000
+
+
+def test_time_that_passed_since_the_head_was_made_is_taken_off() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 1_200))
+    assert reason(desk) == "would_wait"
+    desk.now += 250
+    assert reason(desk) == "in"
+
+
+@pytest.mark.parametrize("past_ms", [STALE_MS + 1, 10 * STALE_MS])
+def test_nothing_is_refused_on_what_is_stale(past_ms: int) -> None:
+    desk = Desk()
+    desk.publish(row("acme", 10**6), lanes=0)
+    assert reason(desk) == "no_workers"
+    desk.now += past_ms
+    desk.follow()
+    assert reason(desk) == "in"
+
+
+def test_a_scheduler_whose_clock_is_wrong_is_believed_all_the_same() -> None:
+    for skew_ms in (-3_600_000, 3_600_000):
+        desk = Desk()
+        at_ms = NOW_MS + skew_ms
+        desk.publish(row("acme", 5_000), at_ms=at_ms, stamps=(at_ms,))
+        assert reason(desk) == "would_wait"
+
+
+def test_without_a_board_and_while_redis_is_away_all_are_let_in() -> None:
+    class Away:
+        async def fetch(self, names: Sequence[str]) -> list[bytes | None]:
+            raise StoreDownError(str(names))
+
+    assert reason(Desk(reader=None)) == "in"
+    desk = Desk(reader=Away())
+    with pytest.raises(StoreDownError):
+        asyncio.run(desk.predictor.follow(POLICY))
+    assert reason(desk) == "in"
+
+
+def test_before_a_rate_was_measured_nothing_is_predicted() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 10**6), rate=0)
+    assert reason(desk) == "in"
+
+
+def test_an_endpoint_without_workers_is_refused_and_told() -> None:
+    desk = Desk()
+    desk.publish(lanes=0, slots=0, rate=0)
+    problem = desk.judge()
+    assert problem is not None
+    assert (problem.reason, problem.status) == (Reason.NO_WORKERS, 503)
+    assert problem.retry_after_s >= 5
+    assert desk.meter.gauges["ingress_endpoint_lanes:chat"] == 0
+
+
+@pytest.mark.parametrize(("mode", "counted"), [(Predict.SHADOW, 2), (Predict.OFF, 0)])
+def test_shadow_refuses_nobody_and_counts(mode: Predict, counted: int) -> None:
+    desk = Desk(with_endpoint(predict=mode))
+    desk.publish(row("acme", 5_000))
+    assert [reason(desk), reason(desk)] == ["in", "in"]
+    assert desk.meter.counts.get(("ingress_would_wait", "would_wait", "shadow"), 0) == counted
+
+
+def test_one_in_a_hundred_is_let_in_as_a_probe() -> None:
+    desk, random = Desk(), Random(7)
+    desk.publish(row("acme", 10**7))
+    answers = []
+    for _ in range(10_000):
+        desk.chance = random.getrandbits(32)
+        answers.append(reason(desk))
+    assert 60 <= answers.count("in") <= 140
+    assert desk.meter.counts["ingress_would_wait", "would_wait", "probe"] == answers.count("in")
+
+
+def test_those_refused_together_are_not_told_to_come_back_together() -> None:
+    desk, random = Desk(), Random(7)
+    desk.publish(row("acme", 60_000))
+    told = set()
+    for _ in range(200):
+        desk.chance = random.getrandbits(32) | 1 << 31
+        problem = desk.judge()
+        assert problem is not None
+        told.add(problem.retry_after_s)
+    assert min(told) >= 59
+    assert max(told) - min(told) >= 5
+
+
+def test_advice_follows_the_moment_at_which_the_same_request_would_have_been_let_in() -> None:
+    desk = Desk()
+    told = []
+    for _ in range(60):
+        desk.publish(row("acme", 11_000))
+        problem = desk.judge()
+        assert problem is not None
+        told.append(problem.retry_after_s)
+        desk.now += 1_000
+        desk.publish()  # it is empty after a second, not after ten
+        desk.now += 1_000
+    assert told[0] >= 10
+    assert told[-1] <= 2
+
+
+# --- limits of what waits
+
+
+def test_no_more_wait_than_may() -> None:
+    desk = Desk(with_endpoint(waiting=12, predict=Predict.OFF))
+    desk.publish(row("acme", 10))
+    assert [reason(desk) for _ in range(4)] == ["in", "in", "waiting_limit", "waiting_limit"]
+    problem = desk.judge()
+    assert problem is not None
+    assert problem.status == TABLE[Reason.WAITING_LIMIT].status == 429
+    assert dict(problem.extra) == {"limit": 12, "used": 12, "remaining": 0}
+    assert problem.retry_after_s >= 1
+    assert reason(desk, "bolt") == "in"
+
+
+def test_tokens_that_wait_are_limited_and_too_many_never_fit() -> None:
+    desk = Desk(with_endpoint(waiting_tokens=150, predict=Predict.OFF))
+    desk.publish(row("acme", 10))
+    assert reason(desk, input_tokens=151) == "never_fits"
+    assert reason(desk, input_tokens=51) == "waiting_limit"
+    assert reason(desk, input_tokens=50) == "in"
+    assert reason(desk, input_tokens=1) == "waiting_limit"
+
+
+def test_nothing_may_wait_where_the_limit_is_zero() -> None:
+    desk = Desk(with_endpoint(waiting=0, predict=Predict.OFF))
+    desk.publish()
+    assert reason(desk) == "never_fits"
+
+
+def test_a_parents_limit_counts_its_children() -> None:
+    desk = Desk(with_endpoint(waiting=20, predict=Predict.OFF))
+    desk.publish(row("kid", 10), row("sis", 9))
+    assert [reason(desk, "kid"), reason(desk, "kid")] == ["in", "waiting_limit"]
+    assert reason(desk, "acme") == "in"
+
+
+# --- predicted against actual
+
+
+def test_what_was_predicted_is_told_beside_what_happened() -> None:
+    desk = Desk()
+    desk.publish(row("acme", 399))
+    submission = desk.submission()
+    name = RequestName("acme", submission.request.id)
+    assert desk.predictor.judge(name, submission, desk.policy) is None
+    ended = Terminal("chat", End.SUCCEEDED, "results", 0, 3, arrived_ms=1_000, picked_ms=1_300)
+    desk.predictor.ended([Ending(name, ended, None)])
+    desk.predictor.ended([Ending(RequestName("acme", "another"), ended, None)])
+    desk.now += 200
+    desk.publish()
+    counts = desk.meter.counts
+    assert counts["ingress_predictions",] == 1
+    assert counts["ingress_predicted_wait_ms",] == 400
+    assert counts["ingress_actual_wait_ms",] == 300
+    assert counts["ingress_prediction_error_ms",] == 100
