@@ -22,12 +22,12 @@ from secrets import token_hex
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Connection, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError
 
+from adapters.redis_script import PackedConnection, Script
 from schemas.front import (
     INDEX_TTL_MS,
     LISTED_MAX,
@@ -73,22 +73,11 @@ def connect(url: str) -> "Redis":
         return cast("Redis", FakeAsyncRedis())
     return Redis.from_url(
         url,
-        connection_class=_Connection,  # of addresses that name no other one
+        connection_class=PackedConnection,  # of addresses that name no other one
         socket_timeout=None,  # every call has its own time (`_answered`): one watch is enough
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-
-
-class _Connection(Connection):
-    """Packs commands in C, which the client does for its blocking connections alone."""
-
-    _packer = HiredisRespSerializer()
-
-    def pack_command(self, *args: Any) -> list[bytes]:
-        """A command as bytes."""
-        packed: list[bytes] = self._packer.pack(*args)
-        return packed
 
 
 async def _answered(call: Awaitable[R], timeout_s: float) -> R:
@@ -181,8 +170,8 @@ class RedisIndex:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
-        self._accept = client.register_script(_source("accept"))
-        self._finish = client.register_script(_source("finish"))
+        self._accept = Script(client, _source("accept"))
+        self._finish = Script(client, _source("finish"))
         self._listed = client.register_script(_source("listed"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from redis.exceptions import ConnectionError as NotConnectedError
 
 from adapters.redis import TIMEOUT_S, WRITE_TIMEOUT_S, Gather, _answered, _source
+from adapters.redis_script import Script
 from schemas.front import (
     CHARGE_TTL_MS,
     INGRESS_TTL_MS,
@@ -70,7 +71,7 @@ class RedisLimits:
         """
         self._prefix, self._timeout_s, self._is_cluster = prefix, timeout_s, is_cluster
         self.now_override_ms = now_override_ms
-        self._script = client.register_script(_source("limiter"))
+        self._script = Script(client, _source("limiter"))
         self._ingresses = client.register_script(_source("ingresses"))
         self._gather = Gather(self._run_soon, ITEMS_MAX, CALLS_MAX)
 

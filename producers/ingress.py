@@ -66,6 +66,9 @@ TICK_S = 0.25
 OWNER_BYTES = 8
 #: How often the published backlog is looked at: it changes a few times a second.
 BACKLOG_S = 0.1
+#: How long a record waits for others, to go to the log together: a request to the log costs both
+#: sides as much as dozens of records. Nothing to a caller, for whom the log writes to its disks.
+LINGER_MS = 2
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -96,7 +99,7 @@ class Ingress:
         self._parts = parts
         self._topics, self._clock, self._index = parts.topics, parts.clock, parts.index
         self.directory = Directory(parts.log, parts.topics)
-        self._publisher = Publisher(parts.log.producer())
+        self._publisher = Publisher(parts.log.producer(linger_ms=LINGER_MS))
         self._keeper = LimitKeeper(
             parts.limits,
             parts.clock,

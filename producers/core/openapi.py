@@ -19,7 +19,7 @@ NDJSON_TYPE = "application/x-ndjson"
 #: Statuses that a call of any tenant may have, besides its own.
 _ANY = (401, 403, 500, 503)
 _NO_CONTENT = 204
-_COME_BACK = {408, 429, 503}
+_COME_BACK = {408, 409, 429, 503}
 
 
 def document(version: str = "1") -> Document:
