@@ -227,7 +227,8 @@ def _persistence(redis: RedisFound) -> Check:
         way = "make sure that it keeps its data over a restart"
         return unknown("Redis", "persistence", "it doesn't tell (CONFIG is not allowed)", way)
     found = "none: a restart forgets limits, and results until they are indexed again"
-    return warn("Redis", "persistence", found, "CONFIG SET appendonly yes")
+    way = "CONFIG SET appendonly yes; after a loss: fairlane limits restore"
+    return warn("Redis", "persistence", found, way)
 
 
 def _published(found: Findings) -> Iterator[Check]:
