@@ -207,6 +207,7 @@ class Post:
                 limits=self.limits,
                 index=self.index,
                 clock=self.clock,
+                elapsed_ms=self.clock.now_ms,
                 meter=self.meter,
                 random_bytes=bytes,
                 offload=in_place,
