@@ -97,6 +97,7 @@ class Inboxes:
             parts.clock,
             parts.offload,
             lambda outcome, count: parts.meter.count("inbox_records_total", count, outcome=outcome),
+            lambda ending: self._predictor.ended([ending]),
         )
         self._membership: Membership | None = None
         self._desks: dict[int, Desk] = {}
