@@ -122,7 +122,7 @@ def run(seconds: float, warm_s: float) -> dict[str, Any]:
 
 def _output(*command: str) -> str:
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent.parent
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
     ).stdout
 
 
