@@ -8,7 +8,8 @@ that `fairlane ingress` starts; no scheduler runs, so the requests stay in the l
 `requests_per_s` is the closed loop of 64 connections, by wrk where it is installed (`loaded_by`);
 `p99_ms_half_load` is an open loop at half of that: latency counts from the time at which a call
 was due. Both are medians of the rounds. `cpu_us_per_request` is the ingress process's own. All of
-it shares one machine (`cores`).
+it shares one machine (`cores`). `predicted_wait` is from benchmarks.ingress_predicted, in virtual
+time.
 
     python -m benchmarks.ingress [--json] [--quick] [--seconds 10]
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import ingress_predicted
 from benchmarks.deployment import Deployment
 from benchmarks.figures import tell
 from benchmarks.ingress_calls import BODY_BYTES, wrk_script
@@ -120,7 +122,7 @@ def run(seconds: float, warm_s: float) -> dict[str, Any]:
 
 def _output(*command: str) -> str:
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent.parent
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
     ).stdout
 
 
@@ -136,7 +138,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     given = parser.parse_args()
     seconds, warm_s = (3.0, 5.0) if given.quick else (given.seconds, 30.0)
-    tell(run(seconds, warm_s), quick=given.quick, as_json=given.json)
+    figures = run(seconds, warm_s)
+    figures["predicted_wait"] = ingress_predicted.figures(quick=given.quick)
+    tell(figures, quick=given.quick, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,7 @@ class Inboxes:
             parts.elapsed_ms,
             self._offload,
             lambda outcome, count: parts.meter.count("inbox_records_total", count, outcome=outcome),
+            lambda ending: self._predictor.ended([ending]),
         )
         self._membership: Membership | None = None
         self._desks: dict[int, Desk] = {}
