@@ -250,6 +250,41 @@ def test_what_runs_in_a_thread_is_waited_for_even_if_its_caller_is_cancelled() -
     asyncio.run(life())
 
 
+def test_a_stop_frees_nothing_under_a_thread_that_still_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("producers.following.TURN_S_MAX", 0.01)
+    post = Post()
+    begun, go = threading.Event(), threading.Event()
+    steps: list[str] = []
+    real = Desk.close
+
+    def blocking(_: Desk) -> None:
+        begun.set()
+        go.wait(10)
+        steps.append("taken over")
+
+    def closing(desk: Desk) -> None:
+        steps.append("closed")
+        real(desk)
+
+    monkeypatch.setattr(Desk, "_take_over", blocking)
+    monkeypatch.setattr(Desk, "close", closing)
+
+    async def life() -> None:
+        process = post.process(offload=asyncio.to_thread)
+        process.start()
+        await asyncio.to_thread(begun.wait, 10)
+        stopped = asyncio.create_task(process.stop())
+        await asyncio.wait([stopped], timeout=0.2)
+        go.set()
+        await stopped
+
+    asyncio.run(life())
+    assert steps[0] == "taken over"
+    assert "closed" in steps
+
+
 @pytest.mark.parametrize("headers", [((UNREADABLE_HEADER, b""),)])
 def test_a_request_whose_headers_are_no_text_is_one_unreadable_request(headers: Headers) -> None:
     record = Record("requests.gold", 0, 7, 1, None, b"body", tuple(headers))
