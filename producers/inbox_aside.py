@@ -23,7 +23,7 @@ from schemas.topics import Topics
 #: The first pause, and the longest: a try costs the bucket up to two take-overs.
 PAUSE_MS = 10_000
 PAUSE_MS_MAX = 600_000
-#: Errors of a record that are not its topic's: the transaction's, or the brokers'.
+#: Errors that are not a topic's own: the transaction's, or the brokers'.
 _PASSING = (FencedError, AbortedError, InDoubtError, UnavailableError)
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,13 @@ class Aside:
         self._pauses: dict[str, _Pause] = {}
 
     def put(self, error: LogError, tenants: Iterable[str], now_ms: int) -> bool:
-        """Leave that tenant out whose topic alone failed; False: it is not one's."""
-        topic = error.concerns[0] if error.concerns else ""
+        """Leave that tenant out whose topic alone is refused; False: it is not one's.
+
+        Brokers that don't answer come back: a copy that is left out does not.
+        """
+        if error.concerns is None or isinstance(error, _PASSING):
+            return False
+        topic = error.concerns[0]
         for tenant in tenants:
             if topic in {self._topics.inbox(tenant), self._topics.results_of(tenant)}:
                 pause_s = self._pause_ms(tenant, now_ms) // 1_000
