@@ -86,6 +86,7 @@ def publish_policy(
         producer.init()
         before = published_policy(log, topics)
         if before is not None and is_same(before, policy):
+            log.ensure_topics(topics.of(policy))  # somebody may have deleted one
             return None
         reasons = forbidden(before, policy)
         if reasons:

@@ -39,6 +39,13 @@ def test_the_topics_are_there_before_the_policy(log: MemoryLog) -> None:
     assert set(log.topics()) == {spec.name for spec in TOPICS.of(EXAMPLE)}
 
 
+def test_a_topic_that_was_deleted_is_made_by_the_same_policy(log: MemoryLog) -> None:
+    publish_policy(log, TOPICS, EXAMPLE)
+    log.delete_topic(TOPICS.dead)
+    assert publish_policy(log, TOPICS, EXAMPLE) is None
+    assert set(log.topics()) == {spec.name for spec in TOPICS.of(EXAMPLE)}
+
+
 def test_who_is_asked_sees_the_published_one_and_may_say_no(log: MemoryLog) -> None:
     publish_policy(log, TOPICS, EXAMPLE)
     seen: list[Policy | None] = []
