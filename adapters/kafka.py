@@ -96,9 +96,9 @@ class KafkaLog:
         self._groups: dict[str, Consumer] = {}
         self._lock = threading.Lock()
 
-    def producer(self) -> KafkaProducer:
-        """Make an idempotent producer."""
-        return KafkaProducer(self._settings)
+    def producer(self, *, linger_ms: int = 0) -> KafkaProducer:
+        """Make an idempotent producer; a record waits up to `linger_ms` for others to go along."""
+        return KafkaProducer(self._settings, linger_ms)
 
     def transactional(self, transactional_id: str) -> KafkaTransactional:
         """Make a transactional producer; nothing is taken over before `init`."""

@@ -66,9 +66,9 @@ def enqueue(
 class KafkaProducer:
     """Idempotent producer; a thread of its own calls `on_delivery`."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._client = Producer(settings.producer())
+    def __init__(self, settings: Settings, linger_ms: int = 0) -> None:
+        self._settings, self._linger_ms = settings, linger_ms
+        self._client = self._new_client()
         self._has_failed = False
         self._failure: LogError | None = None
         self._stopped = threading.Event()
@@ -145,9 +145,12 @@ class KafkaProducer:
             if self._has_failed and not self._stopped.wait(RENEW_PAUSE_S):
                 self._renew()
 
+    def _new_client(self) -> Producer:
+        return Producer(self._settings.producer() | {"linger.ms": self._linger_ms})
+
     def _renew(self) -> None:
         try:
-            client = Producer(self._settings.producer())
+            client = self._new_client()
         except KafkaException:
             log.exception("no new client for the producer; it is tried again")
             return

@@ -283,7 +283,7 @@ class MemoryLog:
         self._store = Store(clock)
         self._groups: dict[str, Group] = {}
 
-    def producer(self) -> MemoryProducer:
+    def producer(self, *, linger_ms: int = 0) -> MemoryProducer:  # noqa: ARG002 - nothing waits here
         """Make an idempotent producer."""
         return MemoryProducer(self._store, self._lock)
 

@@ -35,6 +35,8 @@ LABELS = frozenset(
         "end",
         "route",
         "status",
+        "mode",
+        "limit",
     }
 )
 #: Label sets of one metric: endpoints x tiers x reasons of a large policy stay below.
@@ -64,11 +66,17 @@ class PrometheusMeter:
         self._metrics: dict[str, Counter | Gauge] = {}
         self._label_names: dict[str, tuple[str, ...]] = {}
         self._seen: dict[str, set[tuple[str, ...]]] = {}
+        self._counters: dict[tuple[object, ...], Counter] = {}  #: as asked for, without a search
         self._lock = threading.Lock()
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter. Raises MetricsError for other label names than before."""
-        metric = self._metric(Counter, name, labels)
+        asked = (name, *labels.items())
+        metric = self._counters.get(asked)
+        if metric is None:
+            metric = self._metric(Counter, name, labels)
+            if len(self._counters) < LABEL_SETS_MAX:
+                self._counters[asked] = metric
         metric.inc(amount)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:

@@ -22,12 +22,12 @@ from secrets import token_hex
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Connection, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError
 
+from adapters.redis_script import PackedConnection, Script
 from schemas.front import (
     INDEX_TTL_MS,
     LISTED_MAX,
@@ -73,22 +73,11 @@ def connect(url: str) -> "Redis":
         return cast("Redis", FakeAsyncRedis())
     return Redis.from_url(
         url,
-        connection_class=_Connection,  # of addresses that name no other one
+        connection_class=PackedConnection,  # of addresses that name no other one
         socket_timeout=None,  # every call has its own time (`_answered`): one watch is enough
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
     )
-
-
-class _Connection(Connection):
-    """Packs commands in C, which the client does for its blocking connections alone."""
-
-    _packer = HiredisRespSerializer()
-
-    def pack_command(self, *args: Any) -> list[bytes]:
-        """A command as bytes."""
-        packed: list[bytes] = self._packer.pack(*args)
-        return packed
 
 
 async def _answered(call: Awaitable[R], timeout_s: float) -> R:
@@ -120,30 +109,41 @@ async def _answered(call: Awaitable[R], timeout_s: float) -> R:
 class Gather(Generic[A, R]):
     """Calls that come while one is under way go out together as the next one.
 
-    When it fails, those that wait behind it fail with it: no queue of time-outs.
+    With `calls_max` above 1 a full one goes out at once, so that this process and Redis work at
+    the same time. When one fails, those that wait behind it fail with it: no queue of time-outs.
     """
 
-    def __init__(self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int) -> None:
+    def __init__(
+        self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int, calls_max: int = 1
+    ) -> None:
         """Hand in what runs up to `size_max` calls at once, answering in their order."""
-        self._run, self._size_max = run, size_max
+        self._run, self._size_max, self._calls_max = run, size_max, calls_max
         self._waiting: list[tuple[A, asyncio.Future[R]]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._running = 0
+        self._tasks = set[asyncio.Task[None]]()
 
     async def __call__(self, item: A) -> R:
         """Run one call with whatever others there are; raises what the common call raised."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._drain())
+        is_full = len(self._waiting) >= self._size_max * self._running
+        if not self._running or (self._running < self._calls_max and is_full):
+            self._running += 1
+            task = asyncio.create_task(self._drain())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return await future
 
     async def _drain(self) -> None:
-        while self._waiting:
-            now, self._waiting = (
-                self._waiting[: self._size_max],
-                self._waiting[self._size_max :],
-            )
-            await self._answer(now)
+        try:
+            while self._waiting:
+                now, self._waiting = (
+                    self._waiting[: self._size_max],
+                    self._waiting[self._size_max :],
+                )
+                await self._answer(now)
+        finally:
+            self._running -= 1
 
     async def _answer(self, calls: list[tuple[A, asyncio.Future[R]]]) -> None:
         try:
@@ -170,8 +170,8 @@ class RedisIndex:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """Entries stand under `prefix`, one for each deployment."""
         self._client, self._prefix, self._timeout_s = client, prefix, timeout_s
-        self._accept = client.register_script(_source("accept"))
-        self._finish = client.register_script(_source("finish"))
+        self._accept = Script(client, _source("accept"))
+        self._finish = Script(client, _source("finish"))
         self._listed = client.register_script(_source("listed"))
         self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
         self._acceptances = Gather(self._accept_all, ENDINGS_MAX)

@@ -7,6 +7,7 @@ finds both what is known of a request and who is at it. See lua/claim.lua.
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.redis import TIMEOUT_S, Gather, _answered, _entry, _source
+from adapters.redis_script import Script
 from schemas.front import CLAIM_MS, WAITING_TTL_MS, Claim, Claimed
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ class RedisClaims:
     def __init__(self, client: "Redis", prefix: str, timeout_s: float = TIMEOUT_S) -> None:
         """`prefix` is the index's."""
         self._prefix, self._timeout_s = prefix, timeout_s
-        self._claim = client.register_script(_source("claim"))
-        self._unclaim = client.register_script(_source("unclaim"))
+        self._claim = Script(client, _source("claim"))
+        self._unclaim = Script(client, _source("unclaim"))
         self._claims = Gather(self._claim_all, CLAIMS_MAX)
         self._ends = Gather(self._end_all, CLAIMS_MAX)
 

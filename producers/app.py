@@ -26,7 +26,7 @@ from producers.bulk import BULK_BYTES_MAX, TOO_LARGE, Bulk, has_too_many_lines
 from producers.core.answers import AGAIN_S, Problem, unavailable
 from producers.core.lines import KEY_FIELD
 from producers.core.openapi import document
-from producers.hot import TRACE_CHARS_MAX, Shortcut, Submit
+from producers.hot import LENGTH_DIGITS, TRACE_CHARS_MAX, Shortcut, Submit, too_slow
 from producers.http_answers import (
     caller_gone,
     http_error,
@@ -34,10 +34,10 @@ from producers.http_answers import (
     problem_answer,
     server_error,
 )
-from producers.http_frame import Frame, call_of
+from producers.http_frame import Frame, Tally, call_of
 from producers.http_looks import Looks
-from producers.ingress import ROUTE, Caller, Ingress
-from producers.reading import BODY_S, CHUNK_S, NoRoomError, Reads, read_body
+from producers.ingress import ROUTE, Ingress
+from producers.reading import NoRoomError, Reads, read_body
 from schemas.reasons import Reason
 
 BULK_ROUTE = ROUTE + ":bulk"
@@ -64,13 +64,14 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
         finally:
             await ingress.stop()
 
-    submit = Submit(ingress)
+    submit, tally = Submit(ingress), Tally(ingress.meter)
+    ingress.on_measure(tally.tell)
     served = routes(ingress, metrics, submit)
     names = {route.endpoint: route.path for route in served}
     app = Starlette(
         routes=served,
         middleware=[
-            Middleware(Frame, routes=names, meter=ingress.meter, random_bytes=ingress.random_bytes),
+            Middleware(Frame, routes=names, tally=tally, random_bytes=ingress.random_bytes),
             Middleware(Shortcut, submit=submit),
         ],
         exception_handlers={
@@ -138,7 +139,7 @@ class _Door:
             with self._reads.of(caller.tenant.name) as take:
                 body, is_cut = await read_body(http.stream(), BULK_BYTES_MAX, take)
         except TimeoutError:
-            return self._too_slow(caller)
+            return problem_answer(too_slow(self._ingress, caller), closes=True)
         except NoRoomError as error:
             return problem_answer(unavailable(str(error)), closes=True)
         if has_too_many_lines(body):
@@ -151,14 +152,6 @@ class _Door:
             caller, body, is_cut=is_cut, trace=_trace(http), call=call_of(http.scope).id
         )
         return _Verdicts(verdicts, lambda: self._bulk.leave(caller))
-
-    def _too_slow(self, caller: Caller) -> Response:
-        detail = (
-            f"no byte of the body for {CHUNK_S:g} s, or not all of it within {BODY_S:g} s; "
-            "the connection is closed"
-        )
-        problem = self._ingress.refuse(Reason.TOO_SLOW, detail, caller.tenant.name)
-        return problem_answer(problem._replace(retry_after_s=AGAIN_S), closes=True)
 
     async def cancel(self, http: Request) -> Response:
         """POST /v1/requests/{id}/cancel."""
@@ -226,7 +219,7 @@ class _Verdicts(StreamingResponse):
 
 def _content_length(http: Request) -> int:
     length = http.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else 0
+    return int(length[:LENGTH_DIGITS]) if length.isdecimal() else 0
 
 
 def _trace(http: Request) -> bytes | None:

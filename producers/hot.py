@@ -5,29 +5,32 @@ meant for it before anything looks for a route; all others go the usual way. Sta
 long for a call as authentication, reading, charging and publishing together.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from producers.core import ids
-from producers.core.answers import AGAIN_S, JSON_TYPE, PROBLEM_TYPE, Problem
+from producers.core.answers import AGAIN_S, JSON_TYPE, Problem
 from producers.core.limit_headers import headers as limit_headers
 from producers.core.submission import BODY_BYTES_MAX
+from producers.http_answers import problem_answer
 from producers.http_frame import CALL_HEADER, Call, call_of
 from producers.ingress import ROUTE, Caller, Ingress
 from producers.intake import Accepted
 from producers.reading import BODY_S, CHUNK_S, read_body
-from schemas.front import LimitState
-from schemas.reasons import TABLE, Reason, Retry
+from schemas.reasons import Reason
 
 #: Longest traceparent that is passed on; the format's version 00 has 55 characters.
 TRACE_CHARS_MAX = 128
+#: Digits of a Content-Length that are read: what has more of them is too large by far.
+LENGTH_DIGITS = 18
 
 _TOO_LARGE = f"the body may have up to {BODY_BYTES_MAX} bytes"
 _JSON = (b"content-type", JSON_TYPE.encode())
-_PROBLEM = (b"content-type", PROBLEM_TYPE.encode())
+
+_WANTED = frozenset((b"authorization", b"content-length", b"idempotency-key", b"traceparent"))
 
 #: Names and values of an answer's headers.
 Fields = list[tuple[bytes, bytes]]
@@ -51,17 +54,18 @@ class Submit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call; one whose caller is gone has no answer."""
+        call = call_of(scope)
         try:
-            call = call_of(scope)
-            answer = await self._answer(_heard(scope["headers"]), call, receive)
+            answer = await self._answer(_heard(scope["headers"]), receive, call)
         except ClientDisconnect:
             return
         if isinstance(answer, Accepted):
             await _send_accepted(send, answer, call)
         else:
-            await _send_problem(send, answer)
+            closes = answer.reason is Reason.TOO_SLOW
+            await problem_answer(answer, closes=closes)(scope, receive, send)
 
-    async def _answer(self, heard: _Heard, call: Call, receive: Receive) -> Accepted | Problem:
+    async def _answer(self, heard: _Heard, receive: Receive, call: Call) -> Accepted | Problem:
         ingress = self._ingress
         if heard.length > BODY_BYTES_MAX:
             detail = f"{_TOO_LARGE}, this one has {heard.length}"
@@ -76,7 +80,7 @@ class Submit:
             try:
                 body, is_cut = await read_body(_chunks(message, receive), BODY_BYTES_MAX)
             except TimeoutError:
-                return self._too_slow(caller)
+                return too_slow(ingress, caller)
         if is_cut:
             return ingress.refuse(Reason.BODY_TOO_LARGE, _TOO_LARGE, caller.tenant.name)
         key = ids.idempotency_key(heard.key) if heard.key is not None else None
@@ -85,14 +89,6 @@ class Submit:
             return ingress.refuse(Reason.INVALID_REQUEST, detail, caller.tenant.name)
         named = call.id if call.is_given else ""
         return await ingress.submit(caller, body, key, heard.trace, named)
-
-    def _too_slow(self, caller: Caller) -> Problem:
-        detail = (
-            f"no byte of the body for {CHUNK_S:g} s, or not all of it within {BODY_S:g} s; "
-            "the connection is closed"
-        )
-        problem = self._ingress.refuse(Reason.TOO_SLOW, detail, caller.tenant.name)
-        return problem._replace(retry_after_s=AGAIN_S)
 
 
 class Shortcut:
@@ -115,15 +111,14 @@ class Shortcut:
 def _heard(headers: Fields) -> _Heard:
     said: dict[bytes, bytes] = {}
     for name, value in headers:
-        said.setdefault(name, value)
-    length, key, trace = (
-        said.get(name) for name in (b"content-length", b"idempotency-key", b"traceparent")
-    )
+        if name in _WANTED and name not in said:
+            said[name] = value
+    length, key = said.get(b"content-length", b""), said.get(b"idempotency-key")
     return _Heard(
         said.get(b"authorization", b"").decode("latin-1"),
-        int(length) if length and length.isdigit() else 0,
+        int(length[:LENGTH_DIGITS]) if length.isdigit() else 0,
         key.decode("latin-1") if key is not None else None,
-        trace[:TRACE_CHARS_MAX] or None if trace else None,
+        said.get(b"traceparent", b"")[:TRACE_CHARS_MAX] or None,
     )
 
 
@@ -154,43 +149,29 @@ async def _chunks(message: Message | None, receive: Receive) -> AsyncIterator[by
         message = None
 
 
+def too_slow(ingress: Ingress, caller: Caller) -> Problem:
+    """A body that did not come in time; its connection is to be closed."""
+    detail = (
+        f"no byte of the body for {CHUNK_S:g} s, or not all of it within {BODY_S:g} s; "
+        "the connection is closed"
+    )
+    problem = ingress.refuse(Reason.TOO_SLOW, detail, caller.tenant.name)
+    return problem._replace(retry_after_s=AGAIN_S)
+
+
 async def _send_accepted(send: Send, answer: Accepted, call: Call) -> None:
     """202. Without an x-request-id of the caller's, the request's id is it: one name less."""
-    request_id, state = answer.id.encode(), answer.state.encode()
-    body = b'{"id":"%b","state":"%b"}' % (request_id, state)
+    request_id = answer.id.encode()
+    body = b'{"id":"%b","state":"%b"}' % (request_id, answer.state.encode())
     headers = [
         _JSON,
         (b"content-length", b"%d" % len(body)),
         (b"location", b"%b/%b" % (ROUTE.encode(), request_id)),
         (b"idempotency-key", answer.key.encode()),
-        *_limit_fields(answer.limits),
     ]
     if not call.is_given:
         headers.append((CALL_HEADER, request_id))
-    await _send(send, 202, headers, body)
-
-
-async def _send_problem(send: Send, problem: Problem) -> None:
-    body = problem.document()
-    headers = [_PROBLEM, (b"content-length", b"%d" % len(body))]
-    if problem.reason is Reason.TOO_SLOW:
-        headers.append((b"connection", b"close"))
-    if problem.retry_after_s:
-        headers.append((b"retry-after", b"%d" % problem.retry_after_s))
-    if problem.reason is Reason.UNAUTHENTICATED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if TABLE[problem.reason].retry is Retry.NEVER:
-        headers.append((b"x-should-retry", b"false"))
-    headers += _limit_fields(problem.limits)
-    await _send(send, problem.status, headers, body)
-
-
-def _limit_fields(limits: Sequence[LimitState]) -> Fields:
-    return [
-        (name.lower().encode(), value.encode()) for name, value in limit_headers(limits).items()
-    ]
-
-
-async def _send(send: Send, status: int, headers: Fields, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for name, value in limit_headers(answer.limits).items():
+        headers.append((name.lower().encode(), value.encode()))
+    await send({"type": "http.response.start", "status": 202, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,11 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from producers.core import ids
 from producers.core.answers import JSON_TYPE, PROBLEM_TYPE, Problem, http_problem, own_error
 from producers.core.limit_headers import headers as limit_headers
-from producers.http_frame import call_of
-from producers.intake import Accepted
 from schemas.reasons import TABLE, Reason, Retry
 
 _NOT_ALLOWED = 405
@@ -22,15 +19,6 @@ def json_answer(status: int, document: Any, headers: dict[str, str] | None = Non
     """A JSON document, or one that is encoded already."""
     content = document if isinstance(document, bytes) else msgspec.json.encode(document)
     return Response(content, status, headers, JSON_TYPE)
-
-
-def accepted(answer: Accepted, http: Request) -> Response:
-    """202. Without an x-request-id of the caller's, the request's id is it: one name less."""
-    headers = {"Location": f"{ids.ROUTE}/{answer.id}", "Idempotency-Key": answer.key}
-    if not call_of(http.scope).is_given:
-        headers["X-Request-Id"] = answer.id
-    headers |= limit_headers(answer.limits)
-    return json_answer(202, {"id": answer.id, "state": answer.state}, headers)
 
 
 def problem_answer(problem: Problem, *, closes: bool = False) -> Response:

@@ -74,7 +74,6 @@ class LimitKeeper:
             self._meter.count(
                 "ingress_shadow_refusals",
                 limit=name,
-                tenant=charge.tenant,
                 endpoint=charge.endpoint,
             )
         return verdict

@@ -266,8 +266,8 @@ class Membership(Protocol):
 class Log(Protocol):
     """A log: the factory of the above."""
 
-    def producer(self) -> Producer:
-        """Make an idempotent producer."""
+    def producer(self, *, linger_ms: int = 0) -> Producer:
+        """Make an idempotent producer; a record waits up to `linger_ms` for others to go along."""
 
     def transactional(self, transactional_id: str) -> TransactionalProducer:
         """Make a transactional producer; nothing is taken over before `init`."""

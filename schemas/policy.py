@@ -265,6 +265,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict
         return {tenant.name: tenant for tenant in reversed(self.tenants)}
 
     @cached_property
+    def _endpoints_by_name(self) -> dict[str, Endpoint]:
+        return {endpoint.name: endpoint for endpoint in reversed(self.endpoints)}
+
+    @cached_property
     def _by_parent(self) -> dict[str, tuple[Tenant, ...]]:
         found: dict[str, list[Tenant]] = {}
         for tenant in self.tenants:
@@ -274,7 +278,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict
 
     def endpoint(self, name: str) -> Endpoint | None:
         """Look an endpoint up by name."""
-        return next((e for e in self.endpoints if e.name == name), None)
+        return self._endpoints_by_name.get(name)
 
     def pool(self, name: str) -> Pool | None:
         """Look a pool up by name."""

@@ -62,9 +62,9 @@ class ProcessLog:
         for membership in self._memberships:
             membership.fall_silent()
 
-    def producer(self) -> "ProcessProducer":
+    def producer(self, *, linger_ms: int = 0) -> "ProcessProducer":
         """Make an idempotent producer."""
-        return ProcessProducer(self, self.inner.producer())
+        return ProcessProducer(self, self.inner.producer(linger_ms=linger_ms))
 
     def transactional(self, transactional_id: str) -> "ProcessTransactional":
         """Make a transactional producer."""

@@ -31,7 +31,7 @@ for i = 1, #KEYS / 3 do
   end
 end
 for list, most in pairs(lists) do
-  redis.call('ZREMRANGEBYRANK', list, 0, -most - 1)
+  redis.call('ZREMRANGEBYRANK', list, 0, string.format('%.0f', -most - 1))
   redis.call('PEXPIRE', list, ttl_ms)
 end
 return #KEYS / 3

@@ -56,7 +56,7 @@ class FaultyLog(ProcessLog):
             return self._random.choice(list(CommitFault))
         return None
 
-    def producer(self) -> ProcessProducer:
+    def producer(self, *, linger_ms: int = 0) -> ProcessProducer:
         return _DoubtfulProducer(self, self.inner.producer(), self._random, self._trouble)
 
 

@@ -384,3 +384,19 @@ def test_months_are_those_of_the_calendar(first: str) -> None:
     with_script(scenario)
     with_local(scenario)
     assert month_end_ms(begin_ms) == month_end_ms(end_ms - 1) == end_ms
+
+
+def test_the_twin_forgets_the_oldest_ids_before_it_grows_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("producers.core.local.IDS_MAX", 3)
+
+    async def scenario(counter: Counter) -> None:
+        for name in "abcd":
+            await counter.take(START_MS, charge_id=name)
+        known = [await counter.take(START_MS, charge_id=name) for name in "bcd"]
+        assert {verdict.admission for verdict in known} == {Admission.REPEATED}
+        forgotten = await counter.take(START_MS, charge_id="a")
+        assert (forgotten.admission, forgotten.decisive.used) == (Admission.CHARGED, 5)
+
+    with_local(scenario)

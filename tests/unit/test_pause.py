@@ -109,7 +109,7 @@ class HalfDeaf:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    def producer(self) -> "HalfDeaf":
+    def producer(self, *, linger_ms: int = 0) -> "HalfDeaf":
         return self
 
     def send(
