@@ -264,7 +264,6 @@ class Ingress:
                 answers.append(next(shared) or self._intake.another(caller.tenant.name))
             else:
                 answers.append(asked)
-        _tell_errors(lines, answers)
         return answers
 
     async def status(
@@ -396,12 +395,3 @@ class Ingress:
         await self._keeper.turn()
         await self._intake.index_late()
         return 1
-
-
-def _tell_errors(lines: Sequence[Line], answers: Sequence[Accepted | Problem | Exception]) -> None:
-    """Log what the callers are told as an error of ours: the first of a kind for all."""
-    told = set[type[Exception]]()
-    for line, answer in zip(lines, answers, strict=True):
-        if isinstance(answer, Exception) and type(answer) not in told:
-            told.add(type(answer))
-            log.error("line %d of a bulk call failed", line.number, exc_info=answer)
