@@ -134,10 +134,10 @@ def _check(is_right: bool, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="3 s a measurement instead of 10")
+    parser.add_argument("--quick", action="store_true", help="2 s a measurement instead of 10")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     given = parser.parse_args()
-    seconds, warm_s = (3.0, 5.0) if given.quick else (given.seconds, 30.0)
+    seconds, warm_s = (2.0, 3.0) if given.quick else (given.seconds, 30.0)
     figures = run(seconds, warm_s)
     figures["predicted_wait"] = ingress_predicted.figures(quick=given.quick)
     tell(figures, quick=given.quick, as_json=given.json)
