@@ -27,6 +27,7 @@ from schemas.front import (
     SLOT_MS,
     SLOTS,
     Charge,
+    MonthUse,
     Settlement,
     Verdict,
 )
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Items in one script call: about 1 ms of Redis's time, so that others are not held up.
 ITEMS_MAX = 64
+#: Script calls under way at a time: Redis runs one while this process makes the next.
+CALLS_MAX = 2
 #: Texts of allowances that are kept: one for each that a policy names, mostly far fewer.
 _TEXTS_MAX = 4_096
 
@@ -70,7 +73,7 @@ class RedisLimits:
         self.now_override_ms = now_override_ms
         self._script = Script(client, _source("limiter"))
         self._ingresses = client.register_script(_source("ingresses"))
-        self._gather = Gather(self._run_soon, ITEMS_MAX)
+        self._gather = Gather(self._run_soon, ITEMS_MAX, CALLS_MAX, timeout_s)
 
     async def charge(self, charge: Charge) -> Verdict:
         """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
@@ -105,6 +108,17 @@ class RedisLimits:
             done += sum(answer[0] for answer in await self._run(items, WRITE_TIMEOUT_S))
         return done
 
+    async def restore(self, uses: Sequence[MonthUse]) -> int:
+        """Raise what a month's counters hold to what is known to have been taken.
+
+        For a Redis that lost them. Returns how many were raised; raises StoreDownError.
+        """
+        done = 0
+        for start in range(0, len(uses), ITEMS_MAX):
+            items = [self._month(use) for use in uses[start : start + ITEMS_MAX]]
+            done += sum(answer[0] for answer in await self._run(items, WRITE_TIMEOUT_S))
+        return done
+
     async def announce(self, name: str) -> int:
         """Say that an ingress lives; returns how many do. Raises StoreDownError."""
         call = self._ingresses(keys=[f"{self._prefix}:ingresses"], args=[name, INGRESS_TTL_MS])
@@ -119,6 +133,11 @@ class RedisLimits:
         if parent:
             return _Item(root, (own, f"{tag}:limit:{parent}:{endpoint}", paid), words)
         return _Item(root, (own, paid), words)
+
+    def _month(self, use: MonthUse) -> _Item:
+        root = use.parent or use.tenant
+        key = f"{self._prefix}:{{{root}}}:limit:{use.tenant}:{use.endpoint}"
+        return _Item(root, (key, key), f"m 1 {use.month_end_ms} {use.requests} {use.tokens}")
 
     async def _run_soon(self, items: list[_Item]) -> list[list[int]]:
         return await self._run(items, self._timeout_s)

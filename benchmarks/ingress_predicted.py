@@ -34,7 +34,7 @@ from producers.predicting import Predictor
 from scheduler.backlog import Backlog
 from scheduler.core.cycle import Inputs
 from scheduler.core.decided import Cycle
-from schemas.front import RequestName
+from schemas.front import Ending, RequestName, Terminal
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Predict, Tenant, Tier
 from schemas.reasons import Reason
 from schemas.records import VERSION, End, Request
@@ -187,12 +187,28 @@ class Gate(CoreChooser):
             self._again.append(Refused(job, problem.retry_after_s))
         return problem.reason
 
+    def ended(self, job: Job) -> None:
+        """A request ended: the ingress sees its result."""
+        end = End.SUCCEEDED if job.end == End.SUCCEEDED else End.EXPIRED
+        terminal = Terminal(
+            job.ask.endpoint,
+            end,
+            "results",
+            0,
+            job.number,
+            reason="" if end is End.SUCCEEDED else job.end,
+            arrived_ms=START_MS + job.arrived_us // 1_000,
+            picked_ms=START_MS + job.picked_us // 1_000 if job.picked_us >= 0 else 0,
+            ended_ms=START_MS + job.end_us // 1_000,
+        )
+        self.predictor.ended([Ending(RequestName(job.tenant, str(job.number)), terminal, None)])
+
     def _look_again(self, refused: Refused) -> bool:
         """Whether a refused request would be let in now; then how far off its advice was."""
         submission = self._submission(refused.job)
         told = self.predictor.look(submission, self._policy)
         passed_us = self._now_us - refused.job.arrived_us
-        if told is None or told.end_ms * 1_000 > refused.job.ask.deadline_us:
+        if told is None or told.latest_ms * 1_000 > refused.job.ask.deadline_us:
             return passed_us > AGAIN_MAX_US
         true_s = max(1.0, passed_us / SECOND_US)
         error = abs(refused.told_s - true_s) / true_s
@@ -239,6 +255,7 @@ def run(
     """One history; the policy has all tiers of `all_of`, traffic those of `classes`."""
     gate = Gate(policy(all_of or classes), is_open=is_open)
     history = Direct(gate, Server(service_us, lambda _job: 0))
+    history.on_ended = gate.ended
     history.run(asks(classes, seconds, deadlines=not is_open))
     return history, gate
 
@@ -252,11 +269,12 @@ def refused_part(history: Direct, tier: str) -> float:
 def tokens_per_s(history: Direct, seconds: int) -> float:
     """Tokens of what ended in time, in the time after the first minute."""
     last_us = seconds * SECOND_US
-    good = [job for job in history.jobs if _is_good(job) and WARM_US <= job.end_us < last_us]
+    good = [job for job in history.jobs if is_good(job) and WARM_US <= job.end_us < last_us]
     return sum(job.tokens for job in good) * SECOND_US / (last_us - WARM_US)
 
 
-def _is_good(job: Job) -> bool:
+def is_good(job: Job) -> bool:
+    """It was served, in time."""
     deadline_us = job.ask.deadline_us
     is_late = deadline_us and job.end_us - job.arrived_us > deadline_us
     return job.end == End.SUCCEEDED and not is_late
@@ -278,7 +296,7 @@ def figures(*, quick: bool) -> dict[str, Any]:
         alone = run(classes[:1], seconds, all_of=classes)[0]
         extra = max(extra, refused_part(beside, "gold") - refused_part(alone, "gold"))
     return {
-        "deadline_met": round(sum(map(_is_good, let_in)) / len(let_in), 4),
+        "deadline_met": round(sum(map(is_good, let_in)) / len(let_in), 4),
         "goodput": round(tokens_per_s(history, seconds) / tokens_per_s(everybody, seconds), 4),
         "retry_after_median_error": round(median(gate.errors), 4) if gate.errors else None,
         "retry_after_looked_at": len(gate.errors),

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fairlane.cli_keys import keys
+from fairlane.cli_limits import limits
 from fairlane.cli_pause import pause, resume
 from fairlane.cli_policy import policy
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(policy, name="policy")
 app.add_typer(keys, name="keys")
+app.add_typer(limits, name="limits")
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fairlane.doctor_topics import TopicFound, judge_topics
 from fairlane.doctor_verdict import Check, State, missing, ok, unknown, warn
-from schemas.policy import Policy
+from schemas.policy import Inbox, Policy
 from schemas.policy_check import check as policy_faults
 from schemas.topics import Topics
 
@@ -92,6 +92,7 @@ class Groups(NamedTuple):
     scheduler: str
     accounting: str
     workers: Mapping[str, str]
+    inbox: str = ""
 
 
 class Findings(NamedTuple):
@@ -226,7 +227,8 @@ def _persistence(redis: RedisFound) -> Check:
         way = "make sure that it keeps its data over a restart"
         return unknown("Redis", "persistence", "it doesn't tell (CONFIG is not allowed)", way)
     found = "none: a restart forgets limits, and results until they are indexed again"
-    return warn("Redis", "persistence", found, "CONFIG SET appendonly yes")
+    way = "CONFIG SET appendonly yes; after a loss: fairlane limits restore"
+    return warn("Redis", "persistence", found, way)
 
 
 def _published(found: Findings) -> Iterator[Check]:
@@ -254,6 +256,17 @@ def _published(found: Findings) -> Iterator[Check]:
         yield missing(group, "keys", "none that lets anybody in", way)
 
 
+def _inboxes(policy: Policy, members: int) -> Iterator[Check]:
+    """Somebody takes inboxes in, where there are some."""
+    if not (count := sum(tenant.inbox is not Inbox.OFF for tenant in policy.tenants)):
+        return
+    if members:
+        yield ok("services", "inbox", f"{members} running")
+    else:
+        what = f"none is running: what {count} tenants put on the bus waits"
+        yield warn("services", "inbox", what, "fairlane inbox")
+
+
 def _services(found: Findings) -> Iterator[Check]:
     group, names = "services", found.groups
     kafka, published = found.kafka, found.published
@@ -274,6 +287,7 @@ def _services(found: Findings) -> Iterator[Check]:
     else:
         what = "none is running: what is used meanwhile is counted later"
         yield warn(group, "accounting", what, "fairlane accounting")
+    yield from _inboxes(policy, kafka.groups.get(names.inbox, nobody).members)
     for pool in policy.pools:
         workers = kafka.groups.get(names.workers.get(pool.name, ""), nobody)
         service, way = f"pool {pool.name}", f"fairlane worker --pool {pool.name}"

@@ -210,6 +210,7 @@ def names_of_groups(prefix: str, policy: Policy) -> Groups:
         scheduler=f"{prefix}.schedulers",
         accounting=group(topics),
         workers={pool.name: members(topics, pool.name) for pool in policy.pools},
+        inbox=f"{prefix}.inbox.members",
     )
 
 
@@ -217,7 +218,8 @@ def look_at_groups(settings: Settings, groups: Groups) -> Mapping[str, GroupFoun
     """Live members by group; or why the cluster doesn't tell."""
     from adapters.kafka_admin import KafkaAdmin
 
-    names = [groups.ingress, groups.scheduler, groups.accounting, *groups.workers.values()]
+    once = (groups.ingress, groups.scheduler, groups.accounting, groups.inbox)
+    names = [name for name in (*once, *groups.workers.values()) if name]
     try:
         admin = KafkaAdmin(settings.kafka, KAFKA_S, **settings.kafka_options)
         return {name: GroupFound(*facts) for name, facts in admin.groups(names).items()}

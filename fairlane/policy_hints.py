@@ -15,7 +15,8 @@ def hints(policy: Policy) -> list[str]:
     found: list[str] = []
     for index, endpoint in enumerate(policy.endpoints):
         place = label(f"endpoints[{index}]", endpoint.name)
-        found += [f"{place}: {text}" for text in (*_quantum(endpoint), *_burst(policy, endpoint))]
+        texts = (*_quantum(endpoint), *_burst(policy, endpoint), *_shadow(policy, endpoint))
+        found += [f"{place}: {text}" for text in texts]
     for index, tenant in enumerate(policy.tenants):
         place = label(f"tenants[{index}]", tenant.name)
         for name, burst in tenant.burst.items():
@@ -48,3 +49,10 @@ def _burst(policy: Policy, endpoint: Endpoint) -> Iterator[str]:
     """A burst above nothing, for every tenant."""
     if endpoint.burst and all(policy.in_flight(t, endpoint) is None for t in policy.tenants):
         yield f"burst is {endpoint.burst}, but {_NO_LIMIT}"
+
+
+def _shadow(policy: Policy, endpoint: Endpoint) -> Iterator[str]:
+    """A limit that is tried out where nobody has it."""
+    for name in endpoint.shadow:
+        if all(getattr(policy.allowance(t, endpoint), name) is None for t in policy.tenants):
+            yield f'shadow names "{name}", but there is no such limit to try out: give one'

@@ -6,6 +6,7 @@ port, starts again what died, and on a signal stops all of them. Should it die i
 their standard input end, and stop.
 """
 
+import os
 import signal
 import socket
 import subprocess
@@ -54,7 +55,7 @@ def watch_parent() -> None:
     """Stop this process, cleanly, when the one that started it is gone."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        while os.read(sys.stdin.fileno(), 1):  # a buffered read would hold up the exit
             pass
         signal.raise_signal(signal.SIGTERM)
 

@@ -26,7 +26,7 @@ from producers.bulk import BULK_BYTES_MAX, TOO_LARGE, Bulk, has_too_many_lines
 from producers.core.answers import AGAIN_S, Problem, unavailable
 from producers.core.lines import KEY_FIELD
 from producers.core.openapi import document
-from producers.hot import TRACE_CHARS_MAX, Shortcut, Submit, too_slow
+from producers.hot import LENGTH_DIGITS, TRACE_CHARS_MAX, Shortcut, Submit, too_slow
 from producers.http_answers import (
     caller_gone,
     http_error,
@@ -34,7 +34,7 @@ from producers.http_answers import (
     problem_answer,
     server_error,
 )
-from producers.http_frame import Frame, call_of
+from producers.http_frame import Frame, Tally, call_of
 from producers.http_looks import Looks
 from producers.ingress import ROUTE, Ingress
 from producers.reading import NoRoomError, Reads, read_body
@@ -64,13 +64,14 @@ def build_app(ingress: Ingress, metrics: Metrics = lambda: b"") -> Starlette:
         finally:
             await ingress.stop()
 
-    submit = Submit(ingress)
+    submit, tally = Submit(ingress), Tally(ingress.meter)
+    ingress.on_measure(tally.tell)
     served = routes(ingress, metrics, submit)
     names = {route.endpoint: route.path for route in served}
     app = Starlette(
         routes=served,
         middleware=[
-            Middleware(Frame, routes=names, meter=ingress.meter, random_bytes=ingress.random_bytes),
+            Middleware(Frame, routes=names, tally=tally, random_bytes=ingress.random_bytes),
             Middleware(Shortcut, submit=submit),
         ],
         exception_handlers={
@@ -218,7 +219,7 @@ class _Verdicts(StreamingResponse):
 
 def _content_length(http: Request) -> int:
     length = http.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else 0
+    return int(length[:LENGTH_DIGITS]) if length.isdecimal() else 0
 
 
 def _trace(http: Request) -> bytes | None:

@@ -24,6 +24,8 @@ from schemas.reasons import Reason
 
 #: Longest traceparent that is passed on; the format's version 00 has 55 characters.
 TRACE_CHARS_MAX = 128
+#: Digits of a Content-Length that are read: what has more of them is too large by far.
+LENGTH_DIGITS = 18
 
 _TOO_LARGE = f"the body may have up to {BODY_BYTES_MAX} bytes"
 _JSON = (b"content-type", JSON_TYPE.encode())
@@ -114,7 +116,7 @@ def _heard(headers: Fields) -> _Heard:
     length, key = said.get(b"content-length", b""), said.get(b"idempotency-key")
     return _Heard(
         said.get(b"authorization", b"").decode("latin-1"),
-        int(length) if length.isdigit() else 0,
+        int(length[:LENGTH_DIGITS]) if length.isdigit() else 0,
         key.decode("latin-1") if key is not None else None,
         said.get(b"traceparent", b"")[:TRACE_CHARS_MAX] or None,
     )

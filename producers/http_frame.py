@@ -8,8 +8,9 @@ Counted are calls by route and status: routes are the application's own, anythin
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,21 +29,59 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class Call(NamedTuple):
-    """Name of one HTTP call; `is_given` by its caller."""
+class Call:
+    """Name of one HTTP call; `is_given` by its caller, else made when it is needed."""
 
-    id: str
-    is_given: bool
+    __slots__ = ("_id", "_random_bytes", "is_given")
+
+    def __init__(self, given: str, random_bytes: RandomBytes) -> None:
+        """`given` "": the caller gave none that is taken over."""
+        self._id, self._random_bytes, self.is_given = given, random_bytes, bool(given)
+
+    @property
+    def id(self) -> str:
+        """The name; the same each time."""
+        if not self._id:
+            self._id = self._random_bytes(ids.CALL_BYTES).hex()
+        return self._id
+
+
+class Tally:
+    """Calls that were answered since they were last told to the meter.
+
+    Told four times a second and not one by one: a meter's counter costs more than a call's frame.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        """Nothing was answered yet."""
+        self._meter = meter
+        self._calls: Counter[tuple[str, int]] = Counter()
+        self._seconds: dict[str, float] = {}
+
+    def count(self, route: str, status: int, seconds: float) -> None:
+        """One call was answered."""
+        self._calls[route, status] += 1
+        self._seconds[route] = self._seconds.get(route, 0.0) + seconds
+
+    def tell(self) -> None:
+        """Tell the meter."""
+        calls, self._calls = self._calls, Counter()
+        for (route, status), number in calls.items():
+            self._meter.count("ingress_requests", number, route=route, status=str(status))
+        for route, seconds in self._seconds.items():
+            whole_ms = int(seconds * _MS)
+            self._seconds[route] = seconds - whole_ms / _MS
+            self._meter.count("ingress_request_ms", whole_ms, route=route)
 
 
 class Frame:
     """An ASGI application around another."""
 
     def __init__(
-        self, app: App, routes: Mapping[Any, str], meter: Meter, random_bytes: RandomBytes
+        self, app: App, routes: Mapping[Any, str], tally: Tally, random_bytes: RandomBytes
     ) -> None:
         """`routes` names the endpoints of the application by what serves them."""
-        self._app, self._routes, self._meter = app, routes, meter
+        self._app, self._routes, self._tally = app, routes, tally
         self._random_bytes = random_bytes
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -50,7 +89,7 @@ class Frame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = scope[_CALL_KEY] = self._call(scope["headers"])
+        call = scope[_CALL_KEY] = Call(_given(scope["headers"]), self._random_bytes)
         now = asyncio.get_running_loop().time
         begun_s, status = now(), 0
 
@@ -59,7 +98,7 @@ class Frame:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = message.setdefault("headers", [])
-                if not any(name == CALL_HEADER for name, _ in headers):
+                if all(name != CALL_HEADER for name, _ in headers):
                     message["headers"] = [*headers, (CALL_HEADER, call.id.encode())]
             await send(message)
 
@@ -71,15 +110,14 @@ class Frame:
             raise
         finally:
             route = self._routes.get(scope.get("endpoint"), UNKNOWN)
-            self._meter.count("ingress_requests", route=route, status=str(status))
-            self._meter.count("ingress_request_ms", int((now() - begun_s) * _MS), route=route)
+            self._tally.count(route, status, now() - begun_s)
 
-    def _call(self, headers: list[tuple[bytes, bytes]]) -> Call:
-        given = [value for name, value in headers if name == CALL_HEADER]
-        text = given[0].decode("latin-1") if len(given) == 1 else ""
-        if ids.is_call_id(text):
-            return Call(text, is_given=True)
-        return Call(self._random_bytes(ids.CALL_BYTES).hex(), is_given=False)
+
+def _given(headers: list[tuple[bytes, bytes]]) -> str:
+    """The one x-request-id of a caller, if it is harmless."""
+    given = [value for name, value in headers if name == CALL_HEADER]
+    text = given[0].decode("latin-1") if len(given) == 1 else ""
+    return text if ids.is_call_id(text) else ""
 
 
 def call_of(scope: Mapping[str, Any]) -> Call:

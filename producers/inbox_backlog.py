@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from schemas.log import Partition, Record
 
-#: Records that a cycle takes of all inboxes together: a few hundredths of a second of work.
-CYCLE_RECORDS_MAX = 400
+#: Records that a cycle takes of all inboxes together: a few hundredths of a second of work, which
+#: is what a neighbour waits.
+CYCLE_RECORDS_MAX = 200
 #: And of one at least, however many inboxes have some: a round trip is worth that much.
 SHARE_MIN = 20
 #: And bytes of one: what a few of the largest records have.

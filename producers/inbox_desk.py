@@ -24,7 +24,7 @@ from producers.core.inbox_marks import MARKS_MAX
 from producers.directory import View
 from producers.inbox_backlog import Backlog
 from producers.inbox_copying import Copies
-from producers.inbox_judging import Fate, judge
+from producers.inbox_judging import Fate, judge, withdraw
 from producers.inbox_reading import Mail, overtaken, read_mail
 from producers.inbox_takeover import Standing, find_sources, group, look_back
 from producers.intake import Asked, Intake
@@ -144,6 +144,7 @@ class Desk:
         done = copied = len(answers)
         for part, fates in await self._judge(standing, view):
             count = self._sort(standing, fates, work)
+            await withdraw(fates[count:], parts.intake)
             done += count
             if behind := self._backlog.done(part, count):
                 work.behind[part] = behind
@@ -220,6 +221,8 @@ class Desk:
             read = read_mail(record, source, view.tenants[source.tenant], view, now_ms)
             if stand or not isinstance(read.asked, Asked):
                 return read._replace(stand=stand)
+            if not standing.seen[part]:
+                return read
             if standing.is_overtaken(part, record.offset, parts.intake.place(read.asked)):
                 return read._replace(asked=overtaken())
             return read
@@ -233,12 +236,23 @@ class Desk:
                     parts.refusals,
                 )
                 for part, records in shares
-            )
+            ),
+            return_exceptions=True,
         )
-        for (part, _), found in zip(shares, judged, strict=True):
-            if found.hold_s:
-                self._backlog.hold(part, now_ms + found.hold_s * 1_000)
-        return [(part, found.fates) for (part, _), found in zip(shares, judged, strict=True)]
+        found: list[tuple[Partition, list[Fate]]] = []
+        failures: list[BaseException] = []
+        for (part, _), outcome in zip(shares, judged, strict=True):
+            if isinstance(outcome, BaseException):
+                failures.append(outcome)
+                continue
+            found.append((part, outcome.fates))
+            if outcome.hold_s:
+                self._backlog.hold(part, now_ms + outcome.hold_s * 1_000)
+        if failures:
+            for _, fates in found:
+                await withdraw(fates, parts.intake)
+            raise failures[0]
+        return found
 
     def _sort(self, standing: Standing, fates: Sequence[Fate], work: "_Work") -> int:
         """Add what is to be published and answered; returns how many fates were looked at.
@@ -261,10 +275,14 @@ class Desk:
     async def _publish(self, standing: Standing, work: "_Work", began_ms: int) -> None:
         """Publish what is let in, and wait until all of it stands."""
         parts = self._parts
-        if missing := work.places - standing.marks.keys():
-            await parts.offload(lambda: self._mark(standing, work.places, missing))
-        if parts.clock.now_ms() - began_ms > STALE_MS and work.admitted:
-            raise UnavailableError("a cycle took too long: somebody else may go on by now")
+        try:
+            if missing := work.places - standing.marks.keys():
+                await parts.offload(lambda: self._mark(standing, work.places, missing))
+            if parts.clock.now_ms() - began_ms > STALE_MS and work.admitted:
+                raise UnavailableError("a cycle took too long: somebody else may go on by now")
+        except Exception:
+            await withdraw([mail for mail, _ in work.admitted], parts.intake)
+            raise
         published = await asyncio.gather(*(parts.intake.publish(a) for _, a in work.admitted))
         for (mail, _), answer in zip(work.admitted, published, strict=True):
             if not isinstance(answer, Problem):

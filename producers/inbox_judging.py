@@ -6,7 +6,7 @@ the service is down) holds in either case.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from producers.core.answers import AGAIN_S, Problem
@@ -48,11 +48,27 @@ async def judge(
     fates: list[Fate] = []
     for mail, verdict in zip(mails, verdicts, strict=False):
         if isinstance(verdict, Problem) and _holds(verdict, inbox):
+            await withdraw(_admitted(mails, verdicts, len(fates)), intake)
             return Judged(fates, min(HOLD_S_MAX, max(AGAIN_S, verdict.retry_after_s)))
         if isinstance(verdict, StoreDownError | LogError):
+            await withdraw(_admitted(mails, verdicts, 0), intake)
             raise verdict
         fates.append(_fate(mail, verdict, refusals))
     return Judged(fates)
+
+
+async def withdraw(fates: Iterable[Fate], intake: Intake) -> None:
+    """What was admitted among these is not published now: it is judged again later."""
+    for fate in fates:
+        if isinstance(fate, Mail) and isinstance(fate.asked, Asked):
+            await intake.withdraw(fate.asked)
+
+
+def _admitted(mails: Sequence[Mail], verdicts: Sequence["Verdict"], start: int) -> Iterator[Mail]:
+    """Those that were admitted, from a place on."""
+    for mail, verdict in list(zip(mails, verdicts, strict=False))[start:]:
+        if verdict is None and mail.stand is None:
+            yield mail
 
 
 Verdict = Accepted | Problem | BaseException | None

@@ -70,13 +70,18 @@ def read_mail(record: Record, source: Source, tenant: Tenant, view: View, now_ms
         found = envelope(record)
         if isinstance(found, Faults):
             return Mail(record, position, tenant.name, name, place, _refused(found))
-        headers = (*place, *found.passed_through)
+        headers = (*place, *found.travelling)
         if found.key is not None:
             name = ids.request_id(tenant.name, ROUTE, found.key)
         asked = _asked(record, RequestName(tenant.name, name), tenant, view, now_ms)
         if isinstance(asked, Asked):
-            key = found.key or str(position)
-            asked = asked._replace(key=key, is_named=found.key is not None, headers=headers)
+            asked = asked._replace(
+                key=found.key or str(position),
+                is_named=found.key is not None,
+                trace=found.trace,
+                call=found.call,
+                headers=place,
+            )
     except Exception as error:  # noqa: BLE001 - told in the answer, and by who answers
         return Mail(record, position, tenant.name, name, place, error)
     return Mail(record, position, tenant.name, name, headers, asked)

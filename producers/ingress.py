@@ -10,7 +10,7 @@ is told to stop, and `stop()` when no call is under way any more.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -138,6 +138,7 @@ class Ingress:
         )
         self._flights = Flights[Accepted | Problem]()
         self._followers = Followers(parts.offload)
+        self._tellers: list[Callable[[], None]] = []
         self.is_draining = False
 
     # --- life
@@ -185,8 +186,19 @@ class Ingress:
             return f"it follows {ended} no more: another process of this name does"
         return ""
 
+    def on_measure(self, tell: Callable[[], None]) -> None:
+        """Call this whenever the meter is brought up to date."""
+        self._tellers.append(tell)
+
+    @property
+    def knows_backlog(self) -> bool:
+        """Whether it has read what any scheduler published of what waits."""
+        return bool(self._predictor.views)
+
     def measure(self) -> None:
-        """Set the gauges to what is so now."""
+        """Bring the meter up to date."""
+        for tell in self._tellers:
+            tell()
         self.meter.gauge("ingress_waiting_callers", len(self.room))
         self.meter.gauge("ingress_unindexed", len(self._intake.unindexed))
         self.meter.gauge("ingress_ready", int(not self.why_not_ready()))
@@ -375,6 +387,7 @@ class Ingress:
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
         self._refusals.tick()
+        self.measure()
         await self._keeper.turn()
         await self._intake.index_late()
         return 1

@@ -152,6 +152,14 @@ class Intake:
         await self._close(asked, answer)
         return answer
 
+    async def withdraw(self, asked: Asked) -> None:
+        """What was admitted is not published now; asked again, it is not charged again."""
+        self._charged.pop(asked.name, None)
+        self._predicted(asked, None)
+        if asked.is_named and not self._keeper.is_down:
+            with suppress(StoreDownError):
+                await self._claims.release(self._claim(asked))
+
     async def recall(self, asked: Asked, place: Partition, offset: int) -> None:
         """Index a request that was found in the log: who published it may not have done so."""
         await self._note(asked.name, self._acceptance(asked, place, offset))

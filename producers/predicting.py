@@ -8,12 +8,13 @@ One in a hundred of those who would be refused is let in all the same: its wait 
 that an estimate that is wrong is put right by what really happens.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from producers.core.advice import OVER_MS_MIN, Advice
+from producers.core.advice import OVER_MS_MIN, Advice, Margin
 from producers.core.answers import Problem
 from producers.core.backlog_view import Let, PoolView, Prediction
 from producers.core.predicted import CHANCES, retry_after_s
@@ -21,7 +22,7 @@ from producers.core.submission import Submission
 from producers.ports import BacklogReader, Clock, Meter, RandomBytes
 from schemas.backlog import PoolBacklog, QueueSlice, head_of, slice_name
 from schemas.codec import decode_bytes
-from schemas.front import Ending, RequestName
+from schemas.front import Ending, LimitState, RequestName, Terminal
 from schemas.policy import Policy, Predict
 from schemas.reasons import Reason
 
@@ -32,6 +33,8 @@ NO_WORKERS_MS = 5_000
 #: Predictions that wait to be compared with what happened; the oldest go first.
 OPEN_MAX = 10_000
 _CHANCE_BYTES = 4
+#: Reasons of those that waited for too long to be run at all.
+_TOO_LATE = frozenset({Reason.DEADLINE, Reason.EXPIRED})
 
 
 class _Again(NamedTuple):
@@ -43,8 +46,12 @@ class _Again(NamedTuple):
 
 
 class _Open(NamedTuple):
+    """What was predicted of a request that was let in; `target_ms` None: it had no hurry."""
+
     endpoint: str
-    predicted_ms: int
+    tier: str
+    told: Prediction
+    target_ms: int | None
 
 
 class _Sums:
@@ -72,10 +79,11 @@ class Predictor:
         self.views: dict[str, PoolView] = {}
         self._policy: Policy | None = None
         self._let: dict[RequestName, tuple[PoolView, int]] = {}
-        self._open: dict[RequestName, _Open] = {}
+        self._open: OrderedDict[RequestName, _Open] = OrderedDict()
         self._sums: dict[str, _Sums] = {}
         self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
         self._again: dict[tuple[str, str], _Again] = {}
+        self._margins: dict[tuple[str, str], Margin] = {}
 
     # --- following
 
@@ -183,12 +191,13 @@ class Predictor:
         if not head.rate:
             return None  # nothing was measured yet
         told = self._predict(view, let, submission, policy)
-        self._keep(name, submission.endpoint.name, told)
         target_ms = _target_ms(submission, let.at_ms)
-        if target_ms is None or told.end_ms <= target_ms:
+        is_late = target_ms is not None and told.latest_ms > target_ms
+        self._keep(name, submission, told, None if is_late else target_ms)
+        if target_ms is None or not is_late:
             return None
-        detail = f"it would end in {told.end_ms} ms, which is later than in {target_ms} ms"
-        over_ms, again = told.end_ms - target_ms, (submission.endpoint.name, submission.tier)
+        detail = f"it would end in {told.latest_ms} ms, which is later than in {target_ms} ms"
+        over_ms, again = told.latest_ms - target_ms, (submission.endpoint.name, submission.tier)
         if over_ms >= OVER_MS_MIN and again not in self._again:
             self._again[again] = _Again(submission, let.at_ms, over_ms)
         advice = self._advice.setdefault(again, Advice())
@@ -206,7 +215,7 @@ class Predictor:
         advice = self._advice[name]
         if told is None or target_ms is None:
             del self._again[name]
-        elif told.end_ms <= target_ms or advice.is_hopeless(over_ms, passed_ms):
+        elif told.latest_ms <= target_ms or advice.is_hopeless(over_ms, passed_ms):
             advice.learn(over_ms, passed_ms)
             del self._again[name]
 
@@ -218,7 +227,9 @@ class Predictor:
         assert head is not None
         waits_ms = view.predict(let.place, let.work, let.head, policy, let.at_ms)
         said_ms = endpoint.service_ms + let.tokens * endpoint.token_us // 1_000
-        return Prediction(waits_ms, waits_ms + max(said_ms, head.service_ms + head.spread_ms))
+        end_ms = waits_ms + max(said_ms, head.service_ms + head.spread_ms)
+        margin = self._margins.get((endpoint.name, submission.tier))
+        return Prediction(waits_ms, end_ms, margin.over(end_ms) if margin else end_ms)
 
     def _refuse(
         self, reason: Reason, detail: str, after_ms: int, submission: Submission
@@ -250,6 +261,9 @@ class Predictor:
     ) -> Problem | None:
         """The first waiting limit that has no room, the tenant's or its parent's."""
         tenant, endpoint = submission.tenant, submission.endpoint
+        is_plain = endpoint.waiting is None and endpoint.waiting_tokens is None
+        if is_plain and not (tenant.waiting or tenant.waiting_tokens or tenant.parent):
+            return None
         parent = policy.tenant(tenant.parent) if tenant.parent else None
         for who in (tenant, parent) if parent else (tenant,):
             limits = (
@@ -281,35 +295,56 @@ class Predictor:
         self, submission: Submission, what: str, limit: int, taken: int, more: int, wait_ms: int
     ) -> Problem:
         name = submission.endpoint.name
-        numbers = (("limit", limit), ("used", taken), ("remaining", max(0, limit - taken)))
+        again_s = retry_after_s(wait_ms, self._chance())
+        kind = "waiting" if what == "requests" else "waiting_tokens"
+        state = LimitState(kind, limit, taken, max(0, limit - taken), 0, again_s)
+        numbers: tuple[tuple[str, Any], ...] = (
+            ("limit_name", kind),
+            ("limit", limit),
+            ("used", taken),
+            ("remaining", state.remaining),
+        )
         if more > limit:
             detail = f"the request has {more} {what}, the limit of what may wait is {limit}"
-            return Problem(Reason.NEVER_FITS, detail, extra=numbers)
+            return Problem(Reason.NEVER_FITS, detail, extra=numbers, limits=(state,))
         self._count(name, submission.tier, Reason.WAITING_LIMIT, "refused")
         detail = f"{taken} of {limit} {what} that may wait at {name!r} do; this one has {more}"
-        again_s = retry_after_s(wait_ms, self._chance())
-        return Problem(Reason.WAITING_LIMIT, detail, retry_after_s=again_s, extra=numbers)
+        return Problem(Reason.WAITING_LIMIT, detail, again_s, extra=numbers, limits=(state,))
 
     # --- predicted against actual
 
-    def _keep(self, name: RequestName, endpoint: str, told: Prediction) -> None:
-        self._open[name] = _Open(endpoint, told.wait_ms)
+    def _keep(
+        self, name: RequestName, submission: Submission, told: Prediction, target_ms: int | None
+    ) -> None:
+        self._open[name] = _Open(submission.endpoint.name, submission.tier, told, target_ms)
         if len(self._open) > OPEN_MAX:
-            del self._open[next(iter(self._open))]
+            self._open.popitem(last=False)
 
     def ended(self, endings: Iterable[Ending]) -> None:
         """Compare the waits of requests that ended with what was predicted of them."""
         for ending in endings:
             kept = self._open.pop(ending.name, None)
-            terminal = ending.terminal
-            if kept is None or not terminal.picked_ms:
+            if kept is None:
                 continue
-            actual_ms = max(0, terminal.picked_ms - terminal.arrived_ms)
-            sums = self._sums.setdefault(kept.endpoint, _Sums())
-            sums.count += 1
-            sums.predicted_ms += kept.predicted_ms
-            sums.actual_ms += actual_ms
-            sums.error_ms += abs(actual_ms - kept.predicted_ms)
+            terminal = ending.terminal
+            if kept.target_ms is not None:
+                self._learn(kept, kept.target_ms, terminal)
+            if terminal.picked_ms:
+                actual_ms = max(0, terminal.picked_ms - terminal.arrived_ms)
+                sums = self._sums.setdefault(kept.endpoint, _Sums())
+                sums.count += 1
+                sums.predicted_ms += kept.told.wait_ms
+                sums.actual_ms += actual_ms
+                sums.error_ms += abs(actual_ms - kept.told.wait_ms)
+
+    def _learn(self, kept: _Open, target_ms: int, terminal: Terminal) -> None:
+        """Put the margin right by one that was let in as being in time."""
+        is_dropped = terminal.reason in _TOO_LATE
+        if not terminal.picked_ms and not is_dropped:
+            return  # cancelled, refused: it says nothing
+        actual_ms = None if is_dropped else terminal.ended_ms - terminal.arrived_ms
+        margin = self._margins.setdefault((kept.endpoint, kept.tier), Margin())
+        margin.learn(kept.told.end_ms, actual_ms, target_ms)
 
 
 def _let_of(view: PoolView, submission: Submission, policy: Policy, now_ms: int) -> Let | None:

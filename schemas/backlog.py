@@ -26,10 +26,12 @@ KEPT_MS = 10_000
 RATE_MS = 1_000_000
 #: `head` of a queue whose first request can't be compared with another.
 NO_HEAD = -1
-#: A tier of levels is so many steps for each doubling: work for weight is known to a quarter.
+#: Bits of the steps in each doubling: work for weight is known to a quarter.
 _STEP_BITS = 2
 #: Parts of a unit that levels tell apart, so that a weight may be larger than the work.
 _FRACTION_BITS = 8
+#: Levels that there are: of work and weights of up to 70 bits.
+LEVELS = 71 << _STEP_BITS
 #: Deadlines beside a priority in `head`, as many bits as a time has.
 _TIME_BITS = 48
 
@@ -118,7 +120,7 @@ def level(work: int, weight: int) -> int:
     bits = scaled.bit_length()
     below = bits - 1 - _STEP_BITS
     step = scaled >> below if below >= 0 else scaled << -below
-    return bits << _STEP_BITS | step & ((1 << _STEP_BITS) - 1)
+    return min(bits << _STEP_BITS | step & ((1 << _STEP_BITS) - 1), LEVELS - 1)
 
 
 def head_of(priority: int, deadline_ms: int) -> int:

@@ -97,6 +97,17 @@ class Settlement(NamedTuple):
     parent: str = ""
 
 
+class MonthUse(NamedTuple):
+    """What a tenant has taken in a month at an endpoint at least, weighted; see `restore`."""
+
+    tenant: str
+    endpoint: str
+    month_end_ms: int
+    requests: int
+    tokens: int
+    parent: str = ""
+
+
 class Admission(IntEnum):
     """What became of a charge."""
 

@@ -31,9 +31,9 @@ _ADMISSIONS = {int(one): one for one in Admission}
 
 
 class _Limit(NamedTuple):
-    """One limit of a policy; `place` in a tally, from 0 over both levels."""
+    """One limit of a policy; `at` is where a tally says how much of it is used."""
 
-    place: int
+    at: int
     name: str
     limit: int
     window_s: int
@@ -41,11 +41,14 @@ class _Limit(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The limits of a charge: those that are enforced, by kind, and those in shadow."""
+    """The limits of a charge: those that are enforced, by kind, and those in shadow.
+
+    `plain` has the enforced ones where there is one of each kind.
+    """
 
     enforced: tuple[tuple[_Limit, ...], ...]
+    plain: tuple[_Limit, ...] | None
     shadow: tuple[_Limit, ...]
-    places: int
 
 
 def enforced(allowance: Allowance) -> list[int]:
@@ -62,25 +65,41 @@ def verdict(charge: Charge, tally: Sequence[int]) -> Verdict:
     plan = _plan(charge.allowance, charge.parent_allowance if charge.parent else None)
     minute_s = -(-((now_ms // SLOT_MS + SLOTS) * SLOT_MS - now_ms) // 1_000)
     month_s = -(-(month_ms - now_ms) // 1_000)
-    waits = tally[_HEAD + plan.places :]
+    limits = plan.plain
+    if limits is None:
+        limits = tuple(_tightest(some, tally, decisive) for some in plan.enforced)
     states: list[LimitState] = []
-    for limits in plan.enforced:
-        one = limits[0]
-        if len(limits) > 1:
-            one = _tightest(limits, tally, decisive - 1)
-        place, name, limit, window_s, is_minute = one
-        used = tally[_HEAD + place]
+    for at, name, limit, window_s, is_minute in limits:
+        used = tally[at]
+        left = limit - used
         reset_s = (minute_s if is_minute else month_s) if used else 0
-        if waits and waits[place] > 0:
-            reset_s = -(-waits[place] // 1_000)
-        states.append(LimitState(name, limit, used, max(0, limit - used), window_s, reset_s))
+        states.append(LimitState(name, limit, used, max(0, left), window_s, reset_s))
     if decisive:
-        retry_ms = max(waits) if admission == Admission.REFUSED else 0
-        owner = charge.parent if decisive > _KINDS else charge.tenant
-        name = NAMES[(decisive - 1) % _KINDS]
-        return Verdict(_ADMISSIONS[admission], tuple(states), retry_ms, name, owner)
-    shadowed = tuple(one.name for one in plan.shadow if _would_refuse(one, charge, tally))
+        return _refusal(charge, tally, limits, states)
+    shadowed: tuple[str, ...] = ()
+    if plan.shadow and admission == Admission.CHARGED:
+        shadowed = tuple(one.name for one in plan.shadow if _would_refuse(one, charge, tally))
     return Verdict(_ADMISSIONS[admission], tuple(states), shadowed=shadowed)
+
+
+def _refusal(
+    charge: Charge, tally: Sequence[int], limits: Sequence[_Limit], states: Sequence[LimitState]
+) -> Verdict:
+    """The same for a tally with waits: a state tells its own."""
+    admission, decisive = tally[0], tally[_HEAD - 1]
+    waits = tally[_HEAD + (2 * _KINDS if charge.parent else _KINDS) :]
+    told = tuple(
+        state._replace(reset_s=-(-wait_ms // 1_000)) if wait_ms > 0 else state
+        for one, state in zip(limits, states, strict=True)
+        for wait_ms in (waits[one.at - _HEAD],)
+    )
+    return Verdict(
+        _ADMISSIONS[admission],
+        told,
+        max(waits) if admission == Admission.REFUSED else 0,
+        NAMES[(decisive - 1) % _KINDS],
+        charge.parent if decisive > _KINDS else charge.tenant,
+    )
 
 
 @lru_cache(_PLANS_MAX)
@@ -93,23 +112,22 @@ def _plan(own: Allowance, parent: Allowance | None) -> _Plan:
             if limit is not None:
                 is_minute = kind < _MINUTES
                 window_s = MINUTE_S if is_minute else MONTH_S
-                one = _Limit(level * _KINDS + kind, NAMES[kind], limit, window_s, is_minute)
+                at = _HEAD + level * _KINDS + kind
+                one = _Limit(at, NAMES[kind], limit, window_s, is_minute)
                 (shadow if LIMITS[kind] in allowance.shadow else by_kind[kind]).append(one)
     told = tuple(tuple(limits) for limits in by_kind if limits)
-    return _Plan(told, tuple(shadow), _KINDS * len(levels))
+    is_plain = all(len(limits) == 1 for limits in told)
+    plain = tuple(limits[0] for limits in told) if is_plain else None
+    return _Plan(told, plain, tuple(shadow))
 
 
 def _tightest(limits: Sequence[_Limit], tally: Sequence[int], decisive: int) -> _Limit:
-    """Which to tell of two limits of a kind: the one that refused, else what has less left."""
-    return min(
-        limits,
-        key=lambda one: (one.place != decisive, one.limit - tally[_HEAD + one.place]),
-    )
+    """Which to tell of a kind's limits: the one that refused, else what has less left."""
+    refused_at = _HEAD + decisive - 1
+    return min(limits, key=lambda one: (one.at != refused_at, one.limit - tally[one.at]))
 
 
 def _would_refuse(one: _Limit, charge: Charge, tally: Sequence[int]) -> bool:
     """Of what was taken now: all that is used, with this cost, is more than the limit."""
-    if tally[0] != Admission.CHARGED:
-        return False
-    cost = charge.tokens if one.place % 2 else charge.requests
-    return max(tally[_HEAD + one.place], cost, 1) > one.limit
+    cost = charge.tokens if (one.at - _HEAD) % 2 else charge.requests
+    return max(tally[one.at], cost, 1) > one.limit

@@ -16,6 +16,8 @@
 --        tokens/month, -1 for none, the parent's after the tenant's; id_ms: the id is kept so long
 --     r <levels>            refund: the request was certainly not published
 --     s <levels> <tokens>   settle: the true tokens, not weighted; -1: the estimate stays
+--     m <levels> <month> <requests> <tokens>   restore: so much, weighted, was taken in the month
+--        that ends at <month>, at least; levels is 1, and the counters stand for the third key
 -- Answers n times, integers:
 --   charge: {admission, now, month_end, decisive, used * 4 * levels, wait_ms * 4 * levels}
 --     admission  1 charged, 2 charged as much before (takes nothing), 0 no room now,
@@ -26,6 +28,7 @@
 --     wait_ms    only of a refusal: until there is room for this cost, if nobody else takes it;
 --                0 there is, -1 never
 --   refund, settle: {1} done, {0} no such charge, or settled before
+--   restore: {1} done, {0} another month, or as much is counted already
 --
 -- A hash of counters:
 --   head   "<now> <r> <t> <rs> <ts> <month> <rm> <tm>"
@@ -385,6 +388,15 @@ local function settle(tokens, counters, now, key)
   return {1}
 end
 
+local function restore(c, month, r, t)
+  if month ~= c.month or (r <= c.rm and t <= c.tm) then
+    return {0}
+  end
+  touch(c)
+  c.rm, c.tm = max(c.rm, r), max(c.tm, t)
+  return {1}
+end
+
 -- Many charges of a call have the same limits: read once.
 local limits_of = {}
 
@@ -410,6 +422,10 @@ local function run(text, first)
   end
   if kind == 's' then
     return settle(tonumber(rest), counters, now, key), levels
+  end
+  if kind == 'm' then
+    local month, least_r, least_t = string.match(rest, '^(%d+) (%d+) (%d+)$')
+    return restore(counters[1], tonumber(month), tonumber(least_r), tonumber(least_t)), levels
   end
   local r, t, weight, id_ms, limits = string.match(rest, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
   r, t, weight, id_ms = tonumber(r), tonumber(t), tonumber(weight), tonumber(id_ms)

@@ -11,14 +11,13 @@ time: a head was made between the moments at which this ingress met it and the o
 
 from typing import NamedTuple
 
-from producers.core.predicted import PERCENT, Ring, Standing, wait_ms
+from producers.core.predicted import PERCENT, Levels, Ring, Standing, wait_ms
 from schemas.backlog import (
     STALE_MS,
     PoolBacklog,
     QueueRow,
     QueueSlice,
     TierBacklog,
-    level,
 )
 from schemas.policy import CostModel, Endpoint, Policy
 from schemas.records import Request
@@ -52,10 +51,11 @@ class Let(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Milliseconds from now to a request's pick, and to its end."""
+    """Milliseconds from now to a request's pick, and to its end: likely, and at the latest."""
 
     wait_ms: int
     end_ms: int
+    latest_ms: int
 
 
 class _Since:
@@ -96,7 +96,7 @@ class PoolView:
         self._number = 0
         self._since: dict[tuple[int, str], _Since] = {}
         self._extra: dict[tuple[int, str], int] = {}
-        self._levels: list[dict[int, list[int]]] = []
+        self._levels: list[Levels] = []
         self._work: list[int] = []
 
     # --- what is published
@@ -139,17 +139,12 @@ class PoolView:
     def _start_over(self, policy: Policy) -> None:
         """Levels and sums as published, and what was let in since on top of them."""
         assert self.head is not None
-        self._levels = [
-            {step: [work, weight] for step, work, weight in tier.levels} for tier in self.head.tiers
-        ]
+        self._levels = [Levels(tier.levels) for tier in self.head.tiers]
         self._work = [tier.work for tier in self.head.tiers]
         self._since.clear()
         self._extra.clear()
-        while self._let:
-            number = next(iter(self._let))
-            if self._let[number].at_ms > self._made_ms - LAG_MS:
-                break
-            del self._let[number]
+        before_ms = self._made_ms - LAG_MS
+        self._let = {number: let for number, let in self._let.items() if let.at_ms > before_ms}
         for let in self._let.values():
             self._add(let, policy, 1)
 
@@ -177,25 +172,17 @@ class PoolView:
             since = self._since[rank, tenant] = _Since()
         since.add(let, sign)
         self._work[rank] += sign * let.work
-        before = self._waits(rank, member)
+        levels, weight = self._levels[rank], _weight(policy, member)
+        waits = self._waits(rank, member)
         self._extra[rank, member] = self._extra.get((rank, member), 0) + sign * let.work
-        self._move(rank, before, before + sign * let.work, _weight(policy, member))
+        levels.remove(waits, weight)
+        levels.add(waits + sign * let.work, weight)
 
     def _waits(self, rank: int, member: str) -> int:
         """What a member of a ring has waiting."""
         family = self._families.get((rank, member))
         told = sum([row.work for row in family.values()]) if family else 0
         return told + self._extra.get((rank, member), 0)
-
-    def _move(self, rank: int, before: int, after: int, weight: int) -> None:
-        levels = self._levels[rank]
-        sums = levels.get(level(before, weight)) if before > 0 else None
-        if sums is not None:
-            sums[0], sums[1] = max(0, sums[0] - before), max(0, sums[1] - weight)
-        if after > 0:
-            sums = levels.setdefault(level(after, weight), [0, 0])
-            sums[0] += after
-            sums[1] += weight
 
     # --- what follows
 
@@ -271,21 +258,16 @@ class PoolView:
 
     def _rings(self, place: Place, policy: Policy) -> tuple[Ring, ...]:
         rank, tenant, member = place
-        weight, waits = _weight(policy, member), self._waits(rank, member)
-        own = level(waits, weight) if waits > 0 else -1
-        neighbours = [
-            (max(0, work - waits), max(0, others - weight)) if step == own else (work, others)
-            for step, (work, others) in self._levels[rank].items()
-        ]
-        outer = Ring(weight, neighbours)
-        family = self._families.get((rank, member))
+        weight = _weight(policy, member)
+        outer = Ring(self._levels[rank], weight, self._waits(rank, member))
         if member == tenant and not policy.children(tenant):
             return (outer,)
-        siblings = [
-            (row.work, row.weight) for name, row in (family or {}).items() if name != tenant
-        ]
+        siblings = Levels()
+        for name, row in self._families.get((rank, member), {}).items():
+            if name != tenant:
+                siblings.add(row.work, row.weight)
         # a parent's own requests are one more child, of weight 1
-        return Ring(1 if member == tenant else _weight(policy, tenant), siblings), outer
+        return Ring(siblings, 1 if member == tenant else _weight(policy, tenant)), outer
 
 
 def _weight(policy: Policy, tenant: str) -> int:

@@ -7,7 +7,6 @@ A request that came by inbox carries its *position* (the topic's identity, parti
 in the log: by it a process that starts tells what is in already.
 """
 
-import re
 from typing import NamedTuple
 
 from producers.core import ids
@@ -26,10 +25,6 @@ ROUTE = "inbox"
 HEADERS_MAX = 32
 #: The format's version 00 has 55 characters.
 TRACE_BYTES_MAX = 55
-#: A UUID has 36 characters; names of jobs and lines fit as well.
-REQUEST_ID_CHARS_MAX = 128
-
-_VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 
 class Position(NamedTuple):
@@ -45,10 +40,17 @@ class Position(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What a record's headers say: the tenant's own key or None, and what travels along."""
+    """What a record's headers say: a key, a trace and a name of the call; None or "" if not."""
 
     key: str | None = None
-    passed_through: tuple[tuple[str, bytes], ...] = ()
+    trace: bytes | None = None
+    call: str = ""
+
+    @property
+    def travelling(self) -> tuple[tuple[str, bytes], ...]:
+        """What comes back with every answer."""
+        trace = ((TRACE, self.trace),) if self.trace else ()
+        return (*trace, (REQUEST_ID, self.call.encode())) if self.call else trace
 
 
 def position_of(headers: Headers) -> Position | None:
@@ -85,21 +87,18 @@ def envelope(record: Record) -> Envelope | Faults:
 
 
 def _envelope(found: dict[str, bytes]) -> Envelope | Faults:
-    passed: list[tuple[str, bytes]] = []
-    key = None
+    key, call = None, ""
     if KEY in found:
         key = ids.idempotency_key(found[KEY].decode(errors="replace"))
         if key is None:
             rule = f"1..{ids.KEY_CHARS_MAX} visible ASCII characters, quoted or bare"
             return _fault(KEY, f"must be {rule}")
-    if trace := found.get(TRACE, b"")[:TRACE_BYTES_MAX]:
-        passed.append((TRACE, trace))
     if REQUEST_ID in found:
-        name = found[REQUEST_ID].decode(errors="replace")
-        if len(name) > REQUEST_ID_CHARS_MAX or not _VISIBLE.fullmatch(name):
-            return _fault(REQUEST_ID, f"must be 1..{REQUEST_ID_CHARS_MAX} visible ASCII characters")
-        passed.append((REQUEST_ID, found[REQUEST_ID]))
-    return Envelope(key, tuple(passed))
+        call = found[REQUEST_ID].decode(errors="replace")
+        if not ids.is_call_id(call):
+            rule = f"1..{ids.CALL_CHARS_MAX} of letters, digits and . _ : / -"
+            return _fault(REQUEST_ID, f"must be {rule}")
+    return Envelope(key, found.get(TRACE, b"")[:TRACE_BYTES_MAX] or None, call)
 
 
 def _fault(field: str, message: str) -> Faults:

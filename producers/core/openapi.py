@@ -66,6 +66,7 @@ def _submit() -> Document:
     taken = _answer("It is in the log.", JSON_TYPE, "Accepted")
     names = ("Location", "Idempotency-Key", *openapi_shapes.LIMIT_HEADERS)
     taken["headers"] |= {name: _header(name) for name in names}
+    taken["links"] = {name: _link(name) for name in ("status", "events", "cancel")}
     return {
         "operationId": "submit",
         "summary": "Submit a request",
@@ -82,7 +83,7 @@ def _bulk() -> Document:
         "operationId": "submit_bulk",
         "summary": "Submit many requests",
         "parameters": [_call_header(), _trace_header()],
-        "requestBody": {"required": True, "content": {NDJSON_TYPE: {"schema": lines}}},
+        "requestBody": {"required": False, "content": {NDJSON_TYPE: {"schema": lines}}},
         "responses": {"200": verdicts} | _problems(400, 408, 413, *_ANY),
     }
 
@@ -204,6 +205,10 @@ def _problems(*statuses: int) -> Document:
             answer["headers"]["Retry-After"] = _header("Retry-After")
         found[str(status)] = answer
     return found
+
+
+def _link(operation: str) -> Document:
+    return {"operationId": operation, "parameters": {"id": "$response.body#/id"}}
 
 
 def _id() -> Document:

@@ -31,10 +31,10 @@ second each second: the pool works off what is ahead. So a request that would en
 late would be let in after `over_ms`; `core.advice` learns which part of that it really takes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from schemas.backlog import RATE_MS
+from schemas.backlog import LEVELS, RATE_MS, level
 
 #: Beside tiers that take everything a request moves on at this part of the pool's rate.
 LEAST_PART = 100
@@ -47,15 +47,62 @@ JITTER_PERCENT = 20
 #: Parts that chance is given in.
 CHANCES = 1 << 32
 
-#: Members of a ring by how much they have waiting for their weight: (work, weight) in sum.
-Levels = Iterable[tuple[int, int]]
+
+class Levels:
+    """Members of a ring by how much they have waiting for their weight: sums, by `level`.
+
+    Those of lower levels than a request are served to their end before it, those of higher ones
+    as much as their weight gives; so that two sums are all that is asked for.
+    """
+
+    __slots__ = ("weights", "works")
+
+    def __init__(self, sums: Iterable[tuple[int, int, int]] = ()) -> None:
+        """`sums` are levels with the work and the weight of their members."""
+        self.works, self.weights = [0] * LEVELS, [0] * LEVELS
+        for step, work, weight in sums:
+            self.works[step], self.weights[step] = work, weight
+
+    def add(self, work: int, weight: int) -> None:
+        """A member with something waiting."""
+        if work > 0:
+            step = level(work, weight)
+            self.works[step] += work
+            self.weights[step] += weight
+
+    def remove(self, work: int, weight: int) -> None:
+        """Reverse `add`; what was published a moment ago may not have all of it."""
+        if work > 0:
+            step = level(work, weight)
+            self.works[step] = max(0, self.works[step] - work)
+            self.weights[step] = max(0, self.weights[step] - weight)
 
 
 class Ring(NamedTuple):
-    """One ring that a tenant, or its family, is served in: its weight, and its neighbours."""
+    """One ring that a tenant, or its family, is served in.
 
+    `levels` are of all members; `weight` and `waits` are the own ones among them.
+    """
+
+    levels: Levels
     weight: int
-    neighbours: Sequence[tuple[int, int]]
+    waits: int = 0
+
+    def served_meanwhile(self, granted: int) -> int:
+        """What neighbours are served while this member is granted so much."""
+        works, weights = self.levels.works, self.levels.weights
+        here = level(granted, self.weight)
+        below, above = sum(works[:here]), sum(weights[here + 1 :])
+        work, weight = works[here], weights[here]
+        if self.waits > 0:
+            own = level(self.waits, self.weight)
+            if own < here:
+                below = max(0, below - self.waits)
+            elif own > here:
+                above = max(0, above - self.weight)
+            else:
+                work, weight = max(0, work - self.waits), max(0, weight - self.weight)
+        return below + min(work, weight * granted // self.weight) + above * granted // self.weight
 
 
 class Standing(NamedTuple):
@@ -90,17 +137,12 @@ def wait_ms(standing: Standing) -> int:
     work = standing.ahead + standing.cost
     for depth, ring in enumerate(standing.rings):
         granted = work + (standing.debt if depth == 0 else 0)
-        work += served_meanwhile(ring.neighbours, granted, ring.weight)
+        work += ring.served_meanwhile(granted)
     left = max(rate - standing.lost, rate // LEAST_PART, 1)
     passed_ms = (standing.higher + work) * RATE_MS // left
     if standing.floor:
         passed_ms = min(passed_ms, work * RATE_MS * PERCENT // max(1, standing.floor * rate))
     return min(standing.residual_ms + passed_ms, WAIT_MS_MAX)
-
-
-def served_meanwhile(neighbours: Levels, granted: int, weight: int) -> int:
-    """What neighbours are served while a tenant of this weight is granted so much."""
-    return sum([min(work, others * granted // weight) for work, others in neighbours])
 
 
 def retry_after_s(after_ms: int, chance: int) -> int:

@@ -227,7 +227,8 @@ class _Reader:
 
     def _integer(self, field: str, low: int, high: int, default: int) -> int:
         def fits(value: Any) -> bool:
-            return type(value) is int and low <= value <= high
+            is_whole = type(value) is int or (type(value) is float and value.is_integer())
+            return is_whole and low <= value <= high  # 7.0 is the number 7 in JSON, as 7 is
 
         value = self._value(field, fits, f"a whole number from {low} to {high}")
         return default if value is None else int(value)

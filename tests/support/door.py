@@ -16,7 +16,7 @@ from adapters.redis_limits import RedisLimits
 from producers.app import build_app
 from producers.ingress import Ingress
 from producers.parts import Parts
-from producers.ports import Claims, Index, Limits, Meter, NoMeter
+from producers.ports import BacklogReader, Claims, Index, Limits, Meter, NoMeter
 from schemas import codec
 from schemas.keys import key_record, new_key
 from schemas.log import Log, Partition, Reader, Record
@@ -187,6 +187,7 @@ async def door(
     claims: Claims | None = None,
     meter: Meter | None = None,
     seed: int = 1,
+    backlog: BacklogReader | None = None,
 ) -> AsyncIterator[Door]:
     """Open a door: topics made, policy and one key a tenant published and read."""
     topics, random, clock = Topics(prefix), Random(seed), Clock()
@@ -199,6 +200,7 @@ async def door(
         index=index or RedisIndex(redis, prefix, REDIS_S),
         clock=clock,
         random_bytes=random.randbytes,
+        backlog=backlog,
         claims=claims or RedisClaims(redis, prefix, REDIS_S),
         meter=meter or NoMeter(),
     )

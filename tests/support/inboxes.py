@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from adapters.memory import MemoryLog
 from producers.inbox import Inboxes, InboxParts
+from producers.limiting import WhenDown
 from schemas import codec
 from schemas.front import (
     Acceptance,
@@ -22,6 +23,7 @@ from schemas.front import (
     Listed,
     RequestName,
     Settlement,
+    StoreDownError,
     Verdict,
     Window,
 )
@@ -83,8 +85,12 @@ class MinuteLimits:
         self._clock = clock
         self.charged: dict[tuple[str, str, int], dict[str, int]] = defaultdict(dict)
         self.asked = Counter[str]()
+        #: Endpoints whose limits can't be asked for now.
+        self.down: set[str] = set()
 
     async def charge(self, charge: Charge) -> Verdict:
+        if charge.endpoint in self.down:
+            raise StoreDownError("down")
         self.asked[charge.tenant] += 1
         now_ms = self._clock.now_ms()
         taken = self.charged[charge.tenant, charge.endpoint, now_ms // 60_000]
@@ -187,7 +193,12 @@ class Post:
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self._writer.send(self.topics.inbox(tenant), 0, data, headers=headers)
 
-    def process(self, log: Any = None, instance: str | None = "inbox-1") -> Inboxes:
+    def process(
+        self,
+        log: Any = None,
+        instance: str | None = "inbox-1",
+        when_down: WhenDown = WhenDown.DEGRADED,
+    ) -> Inboxes:
         """A process that takes inboxes in; by default on the log itself."""
         return Inboxes(
             InboxParts(
@@ -200,6 +211,7 @@ class Post:
                 random_bytes=bytes,
                 offload=in_place,
                 instance=instance,
+                when_down=when_down,
             )
         )
 

@@ -41,6 +41,7 @@ from fairlane.doctor_topics import FRAMING_BYTES, TopicFound
 from fairlane.policy_file import load
 from fairlane.settings import Settings
 from schemas.log import RECORD_BYTES_MAX
+from schemas.policy import Inbox
 from schemas.topics import COMPACTION_LAG_MS, RETENTION_MS, Topics
 from workers.engines.weights import MODEL
 
@@ -505,3 +506,14 @@ def test_weights_are_looked_at_where_they_are(
 
 def test_modules_are_looked_for_and_not_imported() -> None:
     assert absent(("json", "no_such_module_anywhere")) == ("no_such_module_anywhere",)
+
+
+@pytest.mark.parametrize(("members", "state"), [(0, "warn"), (1, "ok")])
+def test_who_has_an_inbox_needs_somebody_who_takes_it_in(members: int, state: str) -> None:
+    tenants = tuple(msgspec.structs.replace(t, inbox=Inbox.HOLD) for t in POLICY.tenants)
+    policy = msgspec.structs.replace(POLICY, tenants=tenants)
+    change = group(GROUPS.inbox, GroupFound(members, members))
+    found = change(all_is_well())._replace(published=PublishedFound(policy, 1))
+    [check] = [check for check in judge(found) if check.name == "inbox"]
+    assert check.state == state
+    assert "inbox" not in {check.name for check in judge(all_is_well())}, "nobody has one"

@@ -11,7 +11,7 @@ import pytest
 from adapters.memory import MemoryLog
 from adapters.metrics import PrometheusMeter
 from producers.core.limit_headers import headers
-from producers.http_frame import CALL_HEADER, UNKNOWN, Frame
+from producers.http_frame import CALL_HEADER, UNKNOWN, Frame, Tally
 from schemas.front import LimitState
 from schemas.keys import new_key
 from tests.support.calls import served
@@ -98,12 +98,16 @@ def test_an_error_of_ours_is_a_problem_with_a_name_and_is_counted() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    frame = Frame(broken, {broken: "/v1/requests"}, meter, Random(1).randbytes)
+    tally = Tally(meter)
+    frame = Frame(broken, {broken: "/v1/requests"}, tally, Random(1).randbytes)
     with pytest.raises(ZeroDivisionError):
         asyncio.run(frame({"type": "http", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
     assert dict(sent[0]["headers"])[b"content-type"] == b"application/problem+json"
     assert CALL_HEADER in dict(sent[0]["headers"])
+    tally.tell()
+    assert meter.value("ingress_requests_total", route="/v1/requests", status="500") == 1.0
+    tally.tell()
     assert meter.value("ingress_requests_total", route="/v1/requests", status="500") == 1.0
 
 
@@ -128,6 +132,7 @@ def test_strangers_leave_no_key_in_redis_no_label_and_a_bounded_log() -> None:
                 answer = await opened.http.request(method, path, headers=named, content=b"{}")
                 assert answer.status_code in {401, 404, 405}
         assert await opened.redis.dbsize() == before
+        opened.ingress.measure()
         text = meter.text().decode()
         routes = set(re.findall(r'fairlane_ingress_requests_total\{route="([^"]*)"', text))
         assert routes <= {path for _, path in served()} | {UNKNOWN}

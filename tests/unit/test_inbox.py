@@ -2,18 +2,24 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from adapters.memory import CommitFault
+from producers.core.inbox_marks import MARKS_MAX, decode, encode
 from producers.core.submission import BODY_BYTES_MAX, outline
 from producers.inbox_takeover import group
+from producers.limiting import WhenDown
 from schemas import codec
-from schemas.log import Headers
-from schemas.policy import Inbox
+from schemas.log import Headers, LogError
+from schemas.policy import Endpoint, Inbox, Pool, Topology
 from schemas.records import Request
-from tests.support.inboxes import POLICY, Post
+from schemas.topics import Topics
+from simulation.process_log import At, Call, Killed, ProcessLog
+from tests.support.inboxes import POLICY, Post, live_until_killed
 from tests.support.oracle_inbox import faults, requests
 
 GOOD = {"endpoint": "chat", "input": "hi"}
@@ -330,6 +336,46 @@ def test_an_inbox_that_is_given_later_is_taken_in_and_one_that_is_taken_away_res
     assert len(post.answers("bolt")) == 2
 
 
+def test_more_request_partitions_than_a_commit_can_mark_are_taken_in_turns() -> None:
+    names = [f"model-{number}" for number in range(2 * MARKS_MAX)]
+    policy = replace(
+        POLICY,
+        topology=Topology(shards=128, spread=2, buckets=1),
+        pools=tuple(Pool(name=name) for name in names),
+        endpoints=tuple(Endpoint(name=name, pool=name) for name in names),
+    )
+    post = Post(policy)
+    for number in range(6 * MARKS_MAX):
+        tier = ("gold", "batch")[number // 7 % 2]
+        post.put("acme", {"endpoint": names[number % len(names)], "input": 1, "tier": tier})
+    live_until_killed(post, ProcessLog(post.log, killer(Call.COMMIT, 6)), 40, "inbox-1")
+    post.play()
+    assert faults(post, ("acme",)) == []
+    assert len({place for place, _, _ in requests(post)["acme"]}) > MARKS_MAX
+
+
+def killer(call: Call, at: int) -> At:
+    """Kills a process at a step of its log, and at each one after it."""
+    left = at
+
+    def step(now: Call) -> None:
+        nonlocal left
+        left -= now is call
+        if left <= 0:
+            raise Killed
+
+    return step
+
+
+def test_marks_of_another_release_are_not_guessed_at() -> None:
+    topics = Topics("post")
+    marks = {("post.requests.gold", 3): 17, ("post.requests.batch", 0): 0}
+    assert decode(encode(marks, topics), topics) == marks
+    for text in ("", "2 gold:0=1", "1 gold", "1 gold:0=x"):
+        with pytest.raises(LogError, match="does not read"):
+            decode(text, topics)
+
+
 def test_what_is_done_is_committed_for_anybody_to_see() -> None:
     post = Post()
     for _ in range(5):
@@ -349,6 +395,56 @@ def test_a_request_that_came_by_inbox_is_found_by_its_id() -> None:
     [(name, acceptance)] = post.index.accepted.items()
     assert (name.tenant, name.id) == ("acme", request_id)
     assert (acceptance.topic, acceptance.partition) == place
+
+
+@pytest.mark.parametrize("tenant", ["acme", "bolt"])
+def test_while_limits_can_not_be_asked_for_records_wait_and_none_is_refused(tenant: str) -> None:
+    post = Post()
+    post.limits.down.add("tight")
+    for endpoint in ("chat", "tight", "chat", "tight"):
+        key = [("idempotency-key", f"{endpoint}-{len(requests(post))}".encode())]
+        post.put(tenant, {"endpoint": endpoint, "input": 1}, key if endpoint == "chat" else ())
+
+    async def life() -> None:
+        process = post.process(when_down=WhenDown.CLOSED)
+        await post.run(process, 30)
+        assert [offset for _, offset, _ in requests(post)[tenant]] == [0]
+        post.limits.down.clear()
+        await post.run(process, 60)
+        await process.stop()
+        assert process._intake._charged == {}, "what was admitted and not published is given up"
+
+    asyncio.run(life())
+    assert faults(post, (tenant,)) == []
+    assert "refused" not in {answer["kind"] for answer in post.answers(tenant)}
+
+
+@pytest.mark.parametrize("fault", list(CommitFault))
+def test_the_same_process_goes_on_after_a_commit_in_doubt(fault: CommitFault) -> None:
+    post = Post()
+    failed: list[str] = []
+
+    def once(transactional_id: str) -> CommitFault | None:
+        if failed or "inbox" not in transactional_id or not requests(post)["acme"]:
+            return None
+        failed.append(transactional_id)
+        return fault
+
+    post.log.faults = once
+    post.put("acme", GOOD)
+    post.put("acme", {})
+
+    async def life() -> None:
+        process = post.process()
+        for _ in range(20):
+            with suppress(LogError):
+                await post.run(process, 1)
+        assert failed
+        assert faults(post, ("acme",)) == []
+        assert len(post.answers("acme")) == 2
+        await process.stop()
+
+    asyncio.run(life())
 
 
 def test_our_own_failure_at_one_record_is_answered_and_stops_nothing(

@@ -265,6 +265,21 @@ def test_what_waits_behind_a_gathered_call_that_fails_fails_with_it() -> None:
     asyncio.run(scenario())
 
 
+def test_who_waits_behind_slow_calls_for_too_long_fails() -> None:
+    async def scenario() -> None:
+        async def run(items: list[int]) -> list[int]:
+            await asyncio.sleep(0.001)
+            return items
+
+        gather = Gather(run, 2, wait_s=0.0)
+        answers = await asyncio.gather(*map(gather, range(9)), return_exceptions=True)
+        assert answers[:4] == [0, 1, 2, 3]  # the second call is next in turn, whatever it takes
+        assert all(isinstance(answer, StoreDownError) for answer in answers[4:])
+        assert await gather(7) == 7
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_that_is_there_counts_even_when_the_loop_was_busy_for_too_long() -> None:
     async def some_turns() -> int:
         for _ in range(3):
@@ -384,3 +399,19 @@ def test_months_are_those_of_the_calendar(first: str) -> None:
     with_script(scenario)
     with_local(scenario)
     assert month_end_ms(begin_ms) == month_end_ms(end_ms - 1) == end_ms
+
+
+def test_the_twin_forgets_the_oldest_ids_before_it_grows_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("producers.core.local.IDS_MAX", 3)
+
+    async def scenario(counter: Counter) -> None:
+        for name in "abcd":
+            await counter.take(START_MS, charge_id=name)
+        known = [await counter.take(START_MS, charge_id=name) for name in "bcd"]
+        assert {verdict.admission for verdict in known} == {Admission.REPEATED}
+        forgotten = await counter.take(START_MS, charge_id="a")
+        assert (forgotten.admission, forgotten.decisive.used) == (Admission.CHARGED, 5)
+
+    with_local(scenario)

@@ -345,3 +345,29 @@ def test_results_settle_what_the_door_estimated() -> None:
             assert (await opened.post(max_output_tokens=200)).status_code == 202
 
     asyncio.run(scenario())
+
+
+def test_a_childs_requests_count_for_its_parent_at_the_door() -> None:
+    async def scenario() -> None:
+        async with door(MemoryLog(Clock()), policy=LIMITED) as opened:
+            assert (await opened.post("bolt", max_output_tokens=150)).status_code == 202
+            refused = await opened.post("acme", max_output_tokens=150)
+            said = refused.json()
+            assert (refused.status_code, said["limit_name"], said["used"]) == (
+                429,
+                "tokens/minute",
+                302,
+            )
+            assert "for all" not in said["detail"]
+            child = await opened.post("bolt", max_output_tokens=150)
+            assert child.json()["detail"] == (
+                "302 of 500 tokens/minute at 'chat' are used, the request costs 302"
+            )
+            assert (await opened.post("acme")).status_code == 202
+            shared_out = await opened.post("bolt", max_output_tokens=98)
+            assert shared_out.json()["detail"] == (
+                "304 of 500 tokens/minute at 'chat' for all of 'acme' are used, the request costs "
+                "198"
+            )
+
+    asyncio.run(scenario())

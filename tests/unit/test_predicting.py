@@ -222,7 +222,10 @@ def test_no_more_wait_than_may() -> None:
     problem = desk.judge()
     assert problem is not None
     assert problem.status == TABLE[Reason.WAITING_LIMIT].status == 429
-    assert dict(problem.extra) == {"limit": 12, "used": 12, "remaining": 0}
+    numbers = {"limit_name": "waiting", "limit": 12, "used": 12, "remaining": 0}
+    assert dict(problem.extra) == numbers
+    (state,) = problem.limits
+    assert state == ("waiting", 12, 12, 0, 0, problem.retry_after_s)
     assert problem.retry_after_s >= 1
     assert reason(desk, "bolt") == "in"
 
@@ -230,7 +233,9 @@ def test_no_more_wait_than_may() -> None:
 def test_tokens_that_wait_are_limited_and_too_many_never_fit() -> None:
     desk = Desk(with_endpoint(waiting_tokens=150, predict=Predict.OFF))
     desk.publish(row("acme", 10))
-    assert reason(desk, input_tokens=151) == "never_fits"
+    problem = desk.judge(input_tokens=151)
+    assert problem is not None
+    assert (problem.reason, problem.retry_after_s) == (Reason.NEVER_FITS, 0)
     assert reason(desk, input_tokens=51) == "waiting_limit"
     assert reason(desk, input_tokens=50) == "in"
     assert reason(desk, input_tokens=1) == "waiting_limit"

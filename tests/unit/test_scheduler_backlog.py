@@ -173,7 +173,7 @@ def test_a_lane_whose_worker_left_or_says_nothing_has_no_worker() -> None:
     core = shown.core
     assert shown.head.lanes == 2
     core.say("embed", 1, Seen(VERSION, 0))
-    shown.turn()
+    shown.turn(None, [("embed", 1, Seen(VERSION, 0))])
     assert (shown.head.lanes, shown.head.slots) == (1, 1)
     cycle = core.take(core.request("acme", "gold"), core.request("acme", "gold"))
     shown.turn(cycle, after_ms=0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fairlane.policy_file import load
-from schemas.policy import Tenant, Topology
+from schemas.policy import Inbox, Tenant, Topology
 from schemas.topics import Topics, bucket
 
 EXAMPLE = load(Path("examples/policy.toml"))
@@ -73,3 +73,18 @@ def test_buckets_are_the_same_in_every_process_and_release() -> None:
 @given(st.integers(1, 64))
 def test_a_bucket_is_one_of_them(buckets: int) -> None:
     assert 0 <= bucket("acme", buckets) < buckets
+
+
+def test_a_tenant_with_an_inbox_has_two_topics_of_its_own() -> None:
+    tenants = tuple(
+        replace(tenant, inbox=Inbox.HOLD) if tenant.name == "acme" else tenant
+        for tenant in WIDE.tenants
+    )
+    specs = {spec.name: spec for spec in TOPICS.of(replace(WIDE, tenants=tenants))}
+    own = set(specs) - {spec.name for spec in TOPICS.of(WIDE)}
+    assert own == {"site-1.inbox.acme", "site-1.results.acme"}
+    inbox, results = specs["site-1.inbox.acme"], specs["site-1.results.acme"]
+    assert (inbox.partitions, results.partitions) == (1, 1), "each is read in one order"
+    assert inbox.config["message.timestamp.type"] == "LogAppendTime", "no tenant sets the time"
+    assert inbox.config["compression.type"] == "uncompressed", "what is small stays small"
+    assert int(inbox.config["retention.ms"]) < int(results.config["retention.ms"])
