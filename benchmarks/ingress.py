@@ -10,8 +10,7 @@ published for it, so that each request's wait is predicted. `predicted_wait` has
 `requests_per_s` is the closed loop of 64 connections, by wrk where it is installed (`loaded_by`);
 `p99_ms_half_load` is an open loop at half of that: latency counts from the time at which a call
 was due. Both are medians of the rounds. `cpu_us_per_request` is the ingress process's own. All of
-it shares one machine (`cores`). `predicted_wait` is from benchmarks.ingress_predicted, in virtual
-time.
+it shares one machine (`cores`).
 
     python -m benchmarks.ingress [--json] [--quick] [--seconds 10]
 """
