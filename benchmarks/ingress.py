@@ -10,8 +10,7 @@ published for it, so that each request's wait is predicted. `predicted_wait` has
 `requests_per_s` is the closed loop of 64 connections, by wrk where it is installed (`loaded_by`);
 `p99_ms_half_load` is an open loop at half of that: latency counts from the time at which a call
 was due. Both are medians of the rounds. `cpu_us_per_request` is the ingress process's own. All of
-it shares one machine (`cores`). `predicted_wait` is from benchmarks.ingress_predicted, in virtual
-time.
+it shares one machine (`cores`).
 
     python -m benchmarks.ingress [--json] [--quick] [--seconds 10]
 """
@@ -148,10 +147,10 @@ def _check(is_right: bool, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="3 s a measurement instead of 10")
+    parser.add_argument("--quick", action="store_true", help="2 s a measurement instead of 10")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     given = parser.parse_args()
-    seconds, warm_s = (3.0, 5.0) if given.quick else (given.seconds, 30.0)
+    seconds, warm_s = (2.0, 3.0) if given.quick else (given.seconds, 30.0)
     figures = run(seconds, warm_s) | {"predicted_wait": predicted_wait(quick=given.quick)}
     tell(figures, quick=given.quick, as_json=given.json)
 
