@@ -111,18 +111,14 @@ class Ingress:
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
         self.predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._indexer = Indexer(
-            parts.log,
-            parts.topics,
-            parts.index,
-            parts.clock,
-            parts.offload,
+            *reading,
             parts.instance,
             self.room.ended,
             Settler(parts.limits, lambda: self.directory.view).settle,
             self.predictor.ended,
         )
-        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._refill = Refill(*reading, self.directory, lambda: self._indexer.generation)
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
