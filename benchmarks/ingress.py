@@ -30,7 +30,6 @@ from benchmarks.deployment import Deployment
 from benchmarks.figures import tell
 from benchmarks.ingress_board import told
 from benchmarks.ingress_calls import BODY_BYTES, wrk_script
-from benchmarks.ingress_predicted import figures as predicted_wait
 from benchmarks.stream_bench import cpu_s
 from fairlane import keys
 from schemas.policy import Endpoint, Policy, Pool, Predict, Tenant, Tier

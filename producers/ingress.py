@@ -107,19 +107,15 @@ class Ingress:
         )
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
-        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        self.predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._indexer = Indexer(
-            parts.log,
-            parts.topics,
-            parts.index,
-            parts.clock,
-            parts.offload,
+            *reading,
             parts.instance,
             self.room.ended,
             Settler(parts.limits, lambda: self.directory.view).settle,
-            self._predictor.ended,
+            self.predictor.ended,
         )
-        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._refill = Refill(*reading, self.directory, lambda: self._indexer.generation)
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
@@ -133,7 +129,7 @@ class Ingress:
             self._refusals,
             parts.topics,
             parts.clock,
-            self._predictor,
+            self.predictor,
             parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
@@ -191,11 +187,6 @@ class Ingress:
     def on_measure(self, tell: Callable[[], None]) -> None:
         """Call this whenever the meter is brought up to date."""
         self._tellers.append(tell)
-
-    @property
-    def knows_backlog(self) -> bool:
-        """Whether it has read what any scheduler published of what waits."""
-        return bool(self._predictor.views)
 
     def measure(self) -> None:
         """Bring the meter up to date."""
@@ -336,7 +327,8 @@ class Ingress:
         name = RequestName(tenant.name, ids.request_id(tenant.name, ROUTE, used_key))
         if isinstance(fields, Faults):
             return fields
-        read_as = read(fields, policy, tenant, name.id, self._clock.now_ms(), faults_max)
+        now_ms, counts = self._clock.now_ms(), self._parts.token_counts
+        read_as = read(fields, policy, tenant, name.id, now_ms, faults_max, counts)
         if isinstance(read_as, Faults):
             return read_as
         digest = ids.digest(fields)
@@ -383,7 +375,7 @@ class Ingress:
     async def _follow_backlog(self) -> int:
         await self._followers.pause(BACKLOG_S)
         view = self.directory.view
-        return await self._predictor.follow(view.policy if view else None)
+        return await self.predictor.follow(view.policy if view else None)
 
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
