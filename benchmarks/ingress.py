@@ -150,7 +150,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     given = parser.parse_args()
     seconds, warm_s = (2.0, 3.0) if given.quick else (given.seconds, 30.0)
-    figures = run(seconds, warm_s) | {"predicted_wait": predicted_wait(quick=given.quick)}
+    figures = run(seconds, warm_s) | {
+        "predicted_wait": ingress_predicted.figures(quick=given.quick)
+    }
     tell(figures, quick=given.quick, as_json=given.json)
 
 
