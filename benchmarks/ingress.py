@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import ingress_predicted
 from benchmarks.deployment import Deployment
 from benchmarks.figures import tell
 from benchmarks.ingress_board import told
