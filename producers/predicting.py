@@ -4,8 +4,9 @@
 it is charged. What it lets in counts from then on, and is withdrawn if a later step refuses it.
 Nothing is refused on what is stale: while Redis or the scheduler is away all are let in.
 
-One in a hundred of those who would be refused is let in all the same: its wait is measured, so
-that an estimate that is wrong is put right by what really happens.
+One in a hundred of those who would be refused is let in all the same, and one whenever a pool
+stands idle: its wait is measured, so that an estimate that is wrong is put right by what really
+happens.
 """
 
 from collections import OrderedDict
@@ -23,12 +24,12 @@ from producers.ports import BacklogReader, Clock, Meter, RandomBytes
 from schemas.backlog import PoolBacklog, QueueSlice, head_of, slice_name
 from schemas.codec import decode_bytes
 from schemas.front import Ending, LimitState, RequestName, Terminal
-from schemas.policy import Policy, Predict
+from schemas.policy import Endpoint, Policy, Predict
 from schemas.reasons import Reason
 
 #: One in so many that would be refused is let in.
 PROBES = 100
-#: Nobody knows when a worker comes: a start takes a while.
+#: Nobody knows when a worker comes, or how fast it is: a start takes a while.
 NO_WORKERS_MS = 5_000
 #: Predictions that wait to be compared with what happened; the oldest go first.
 OPEN_MAX = 10_000
@@ -198,6 +199,10 @@ class Predictor:
             return None
         detail = f"it would end in {told.latest_ms} ms, which is later than in {target_ms} ms"
         over_ms, again = told.latest_ms - target_ms, (submission.endpoint.name, submission.tier)
+        if view.is_idle and _said_ms(submission.endpoint, let) <= target_ms:
+            # what was measured is old, and nobody waits for this one
+            self._count(submission.endpoint.name, submission.tier, Reason.WOULD_WAIT, "probe")
+            return None
         if over_ms >= OVER_MS_MIN and again not in self._again:
             self._again[again] = _Again(submission, let.at_ms, over_ms)
         advice = self._advice.setdefault(again, Advice())
@@ -226,7 +231,7 @@ class Predictor:
         head, endpoint = view.head, submission.endpoint
         assert head is not None
         waits_ms = view.predict(let.place, let.work, let.head, policy, let.at_ms)
-        said_ms = endpoint.service_ms + let.tokens * endpoint.token_us // 1_000
+        said_ms = _said_ms(endpoint, let)
         end_ms = waits_ms + max(said_ms, head.service_ms + head.spread_ms)
         margin = self._margins.get((endpoint.name, submission.tier))
         return Prediction(waits_ms, end_ms, margin.over(end_ms) if margin else end_ms)
@@ -286,10 +291,9 @@ class Predictor:
         """Until so much of what waits has been picked."""
         standing = view.standing(let.place, let.work, let.head, policy)
         if not standing.rate:
-            return 0
+            return NO_WORKERS_MS
         work = max(1, standing.ahead * over // taken)
-        first = let._replace(head=-1, work=work)
-        return view.predict(first.place, first.work, first.head, policy, let.at_ms)
+        return view.passes_ms(standing._replace(ahead=work, cost=0), let.at_ms)
 
     def _full(
         self, submission: Submission, what: str, limit: int, taken: int, more: int, wait_ms: int
@@ -355,6 +359,11 @@ def _let_of(view: PoolView, submission: Submission, policy: Policy, now_ms: int)
     request = submission.request
     work, tokens = view.work_of(request, len(submission.body), submission.endpoint)
     return Let(now_ms, place, work, tokens, head_of(request.priority, request.deadline_ms))
+
+
+def _said_ms(endpoint: Endpoint, let: Let) -> int:
+    """Service as the policy says it."""
+    return endpoint.service_ms + let.tokens * endpoint.token_us // 1_000
 
 
 def _target_ms(submission: Submission, now_ms: int) -> int | None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from producers.core.predicted import PERCENT, Levels, Ring, Standing, wait_ms
 from schemas.backlog import (
+    RATE_MS,
     STALE_MS,
     PoolBacklog,
     QueueRow,
@@ -120,6 +121,14 @@ class PoolView:
     def is_fresh(self, now_ms: int) -> bool:
         """Whether anything may be concluded from it."""
         return self.head is not None and now_ms - self._met_ms <= STALE_MS
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, nothing waits, and nothing was let in since."""
+        head = self.head
+        if head is None or head.running or self._let:
+            return False
+        return not any(tier.count for tier in head.tiers)
 
     def _replace(self, index: int, written: QueueSlice, policy: Policy) -> None:
         while len(self.slices) <= index:
@@ -232,7 +241,10 @@ class PoolView:
     def predict(self, place: Place, work: int, head: int, policy: Policy, now_ms: int) -> int:
         """Milliseconds until a request of this work would be picked, if it were let in now."""
         assert self.head is not None
-        standing = self.standing(place, work, head, policy)
+        return self.passes_ms(self.standing(place, work, head, policy), now_ms)
+
+    def passes_ms(self, standing: Standing, now_ms: int) -> int:
+        """Milliseconds from now until all of it was served."""
         return max(0, wait_ms(standing) - (now_ms - self._made_ms))
 
     def standing(self, place: Place, work: int, head: int, policy: Policy) -> Standing:
@@ -254,6 +266,7 @@ class PoolView:
             rate=published.rate,
             lost=_lost(published.tiers, rank, published.rate),
             floor=published.tiers[rank].floor,
+            empty=_empty(published),
         )
 
     def _rings(self, place: Place, policy: Policy) -> tuple[Ring, ...]:
@@ -273,6 +286,13 @@ class PoolView:
 def _weight(policy: Policy, tenant: str) -> int:
     known = policy.tenant(tenant)
     return known.weight if known else 1
+
+
+def _empty(head: PoolBacklog) -> int:
+    """What slots that nothing runs in take up at once: a batch of the usual size each."""
+    empty = min(head.room, head.slots - head.running)
+    parts = max(1, head.slots) * RATE_MS
+    return (max(0, empty) * head.rate * head.service_ms + parts // 2) // parts
 
 
 def _lost(tiers: tuple[TierBacklog, ...], rank: int, rate: int) -> int:
