@@ -38,6 +38,10 @@ _CHANCE_BYTES = 4
 _TOO_LATE = frozenset({Reason.DEADLINE, Reason.EXPIRED})
 
 
+#: Refusals that the same advice is for: endpoint, tier, and how late, to a doubling.
+_Kind = tuple[str, str, int]
+
+
 class _Again(NamedTuple):
     """A refused request that is looked at again, and when and how late it was."""
 
@@ -82,8 +86,8 @@ class Predictor:
         self._let: dict[RequestName, tuple[PoolView, int]] = {}
         self._open: OrderedDict[RequestName, _Open] = OrderedDict()
         self._sums: dict[str, _Sums] = {}
-        self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
-        self._again: dict[tuple[str, str], _Again] = {}
+        self._advice: dict[_Kind, Advice] = {}
+        self._again: dict[_Kind, _Again] = {}
         self._margins: dict[tuple[str, str], Margin] = {}
 
     # --- following
@@ -198,7 +202,8 @@ class Predictor:
         if target_ms is None or not is_late:
             return None
         detail = f"it would end in {told.latest_ms} ms, which is later than in {target_ms} ms"
-        over_ms, again = told.latest_ms - target_ms, (submission.endpoint.name, submission.tier)
+        over_ms = told.latest_ms - target_ms
+        again = (submission.endpoint.name, submission.tier, over_ms.bit_length())
         if view.is_idle and _said_ms(submission.endpoint, let) <= target_ms:
             # what was measured is old, and nobody waits for this one
             self._count(submission.endpoint.name, submission.tier, Reason.WOULD_WAIT, "probe")
@@ -208,7 +213,7 @@ class Predictor:
         advice = self._advice.setdefault(again, Advice())
         return self._refuse(Reason.WOULD_WAIT, detail, advice.after_ms(over_ms), submission)
 
-    def _look_again(self, name: tuple[str, str], policy: Policy, now_ms: int) -> None:
+    def _look_again(self, name: _Kind, policy: Policy, now_ms: int) -> None:
         """Whether a refused request would be let in now; then what is advised is put right."""
         submission, asked_ms, over_ms = self._again[name]
         passed_ms = now_ms - asked_ms
