@@ -9,7 +9,7 @@ from scheduler.backlog import EVERY_MS, IDLE_MS, QUEUES_MAX, Backlog
 from scheduler.core.cycle import Inputs
 from scheduler.core.decided import BatchOut, Cycle
 from scheduler.core.snapshot import dump
-from scheduler.pace import SILENT_MS
+from scheduler.pace import FIRST_MS, OLD_MS, SILENT_MS
 from schemas.backlog import RATE_MS, PoolBacklog, QueueRow, QueueSlice, head_of, slice_name
 from schemas.codec import decode_bytes
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
@@ -177,6 +177,7 @@ def test_a_lane_whose_worker_left_or_says_nothing_has_no_worker() -> None:
     assert (shown.head.lanes, shown.head.slots) == (1, 1)
     cycle = core.take(core.request("acme", "gold"), core.request("acme", "gold"))
     shown.turn(cycle, after_ms=0)
+    shown.finish(cycle, after_ms=100)
     shown.turn(after_ms=SILENT_MS - 1)
     assert shown.head.lanes == 1
     shown.turn(after_ms=EVERY_MS)
@@ -184,6 +185,38 @@ def test_a_lane_whose_worker_left_or_says_nothing_has_no_worker() -> None:
     core.say("embed", 0, Seen(VERSION, 1))
     shown.turn(None, [("embed", 0, Seen(VERSION, 1))])
     assert shown.head.lanes == 1
+
+
+def test_a_first_batch_that_takes_long_is_no_missing_worker() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    shown.turn(core.take(core.request("acme", "gold")), after_ms=0)
+    shown.turn(after_ms=2 * SILENT_MS)
+    assert (shown.head.lanes, shown.head.running) == (1, 1)
+    shown.turn(after_ms=FIRST_MS)
+    assert shown.head.lanes == 0
+
+
+def test_what_was_measured_long_ago_is_forgotten_with_the_first_new_batch() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    for took_ms in (20_000, 20_000, 600):
+        cycle = core.take(core.request("acme", "gold", tokens=600))
+        shown.turn(cycle, after_ms=0)
+        shown.finish(cycle, after_ms=took_ms)
+        shown.turn(after_ms=OLD_MS + 1)
+    assert shown.head.service_ms == 600
+    assert shown.head.rate == RATE_MS
+
+
+def test_batches_that_take_longer_than_what_is_old_are_averaged() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    for took_ms in (2 * OLD_MS, 4 * OLD_MS):
+        cycle = core.take(core.request("acme", "gold"))
+        shown.turn(cycle, after_ms=0)
+        shown.finish(cycle, after_ms=took_ms)
+    assert 2 * OLD_MS < shown.head.service_ms < 3 * OLD_MS
 
 
 def test_batches_that_a_predecessor_sent_are_known_but_not_measured() -> None:
