@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from secrets import token_hex
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -106,26 +106,48 @@ async def _answered(call: Awaitable[R], timeout_s: float) -> R:
         raise StoreDownError(f"Redis: no answer within {timeout_s:g} s") from error
 
 
+class _Waiting(NamedTuple, Generic[A, R]):
+    """A call that waits for its turn: since when, and after how many that had begun."""
+
+    item: A
+    future: "asyncio.Future[R]"
+    since_s: float
+    begun: int
+
+
+def _fail(calls: "Sequence[_Waiting[A, R]]", error: Exception) -> None:
+    for waiting in calls:
+        if not waiting.future.done():
+            waiting.future.set_exception(error)
+
+
 class Gather(Generic[A, R]):
     """Calls that come while one is under way go out together as the next one.
 
     With `calls_max` above 1 a full one goes out at once, so that this process and Redis work at
     the same time. When one fails, those that wait behind it fail with it: no queue of time-outs.
+    Nor one of slow answers: who waits for its turn longer than `wait_s` fails as well.
     """
 
     def __init__(
-        self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int, calls_max: int = 1
+        self,
+        run: Callable[[list[A]], Awaitable[list[R]]],
+        size_max: int,
+        calls_max: int = 1,
+        wait_s: float = TIMEOUT_S,
     ) -> None:
         """Hand in what runs up to `size_max` calls at once, answering in their order."""
         self._run, self._size_max, self._calls_max = run, size_max, calls_max
-        self._waiting: list[tuple[A, asyncio.Future[R]]] = []
-        self._running = 0
+        self._wait_s = wait_s
+        self._waiting: list[_Waiting[A, R]] = []
+        self._running = self._begun = 0
         self._tasks = set[asyncio.Task[None]]()
 
     async def __call__(self, item: A) -> R:
         """Run one call with whatever others there are; raises what the common call raised."""
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append(_Waiting(item, future, loop.time(), self._begun))
         is_full = len(self._waiting) >= self._size_max * self._running
         if not self._running or (self._running < self._calls_max and is_full):
             self._running += 1
@@ -137,6 +159,7 @@ class Gather(Generic[A, R]):
     async def _drain(self) -> None:
         try:
             while self._waiting:
+                self._give_up()
                 now, self._waiting = (
                     self._waiting[: self._size_max],
                     self._waiting[self._size_max :],
@@ -145,18 +168,31 @@ class Gather(Generic[A, R]):
         finally:
             self._running -= 1
 
-    async def _answer(self, calls: list[tuple[A, asyncio.Future[R]]]) -> None:
+    def _give_up(self) -> None:
+        """Fail those whose turn comes too late; one call under way is not Redis's slowness."""
+        since_s = asyncio.get_running_loop().time() - self._wait_s
+        late = 0
+        for waiting in self._waiting:  # the oldest first
+            if waiting.since_s >= since_s or self._begun - waiting.begun <= self._calls_max:
+                break
+            late += 1
+        if late:
+            _fail(self._waiting[:late], StoreDownError(f"Redis: no turn within {self._wait_s:g} s"))
+            del self._waiting[:late]
+
+    async def _answer(self, calls: "list[_Waiting[A, R]]") -> None:
+        if not calls:
+            return
+        self._begun += 1
         try:
-            answers = await self._run([item for item, _ in calls])
+            answers = await self._run([waiting.item for waiting in calls])
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, all of them
             behind, self._waiting = self._waiting, []
-            for _, future in calls + behind:
-                if not future.done():
-                    future.set_exception(error)
+            _fail(calls + behind, error)
             return
-        for (_, future), answer in zip(calls, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        for waiting, answer in zip(calls, answers, strict=True):
+            if not waiting.future.done():
+                waiting.future.set_result(answer)
 
 
 def _source(name: str) -> str:
@@ -173,8 +209,8 @@ class RedisIndex:
         self._accept = Script(client, _source("accept"))
         self._finish = Script(client, _source("finish"))
         self._listed = client.register_script(_source("listed"))
-        self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
-        self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
+        self._lookups = Gather(self._lookup_all, LOOKUPS_MAX, wait_s=timeout_s)
+        self._acceptances = Gather(self._accept_all, ENDINGS_MAX, wait_s=timeout_s)
 
     def _key(self, name: RequestName) -> str:
         return f"{self._prefix}:{{{name.tenant}}}:request:{name.id}"

@@ -10,7 +10,8 @@ published for it, so that each request's wait is predicted. `predicted_wait` has
 `requests_per_s` is the closed loop of 64 connections, by wrk where it is installed (`loaded_by`);
 `p99_ms_half_load` is an open loop at half of that: latency counts from the time at which a call
 was due. Both are medians of the rounds. `cpu_us_per_request` is the ingress process's own. All of
-it shares one machine (`cores`).
+it shares one machine (`cores`). `predicted_wait` is from benchmarks.ingress_predicted, in virtual
+time.
 
     python -m benchmarks.ingress [--json] [--quick] [--seconds 10]
 """
@@ -26,11 +27,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import ingress_predicted
 from benchmarks.deployment import Deployment
 from benchmarks.figures import tell
 from benchmarks.ingress_board import told
 from benchmarks.ingress_calls import BODY_BYTES, wrk_script
-from benchmarks.ingress_predicted import figures as predicted_wait
 from benchmarks.stream_bench import cpu_s
 from fairlane import keys
 from schemas.policy import Endpoint, Policy, Pool, Predict, Tenant, Tier
@@ -135,7 +136,7 @@ def run(seconds: float, warm_s: float) -> dict[str, Any]:
 
 def _output(*command: str) -> str:
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent.parent
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
     ).stdout
 
 
@@ -151,7 +152,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     given = parser.parse_args()
     seconds, warm_s = (3.0, 5.0) if given.quick else (given.seconds, 30.0)
-    figures = run(seconds, warm_s) | {"predicted_wait": predicted_wait(quick=given.quick)}
+    figures = run(seconds, warm_s)
+    figures["predicted_wait"] = ingress_predicted.figures(quick=given.quick)
     tell(figures, quick=given.quick, as_json=given.json)
 
 

@@ -45,6 +45,7 @@ from producers.listing import Listing
 from producers.parts import Parts
 from producers.predicting import Predictor
 from producers.publisher import Publisher
+from producers.refilling import Refill
 from producers.refusing import RefusalLog
 from producers.slices import Slices
 from producers.waiting import WaitRoom
@@ -109,18 +110,16 @@ class Ingress:
         )
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
-        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        self.predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._indexer = Indexer(
-            parts.log,
-            parts.topics,
-            parts.index,
-            parts.clock,
-            parts.offload,
+            *reading,
             parts.instance,
             self.room.ended,
             Settler(parts.limits, lambda: self.directory.view).settle,
-            self._predictor.ended,
+            self.predictor.ended,
         )
+        self._refill = Refill(*reading, self.directory, lambda: self._indexer.generation)
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
             self._publisher, self.directory, parts.topics, parts.clock, parts.meter
@@ -133,7 +132,7 @@ class Ingress:
             self._refusals,
             parts.topics,
             parts.clock,
-            self._predictor,
+            self.predictor,
             parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
@@ -149,6 +148,7 @@ class Ingress:
         start = self._followers.start
         start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
+        start("requests", lambda: self._refill.turn(POLL_S), self._refill.again)
         start("tick", self._tick)
         if self._parts.backlog is not None:
             start("backlog", self._follow_backlog)
@@ -171,7 +171,8 @@ class Ingress:
                 await self._intake.index_late()
         if self._intake.unindexed:
             log.error("stopped with %d requests not indexed", len(self._intake.unindexed))
-        for part in (self._publisher, self._indexer, self.directory, self._bodies):
+        readers = (self._indexer, self._refill, self.directory, self._bodies)
+        for part in (self._publisher, *readers):
             part.close()
 
     def why_not_ready(self) -> str:
@@ -189,11 +190,6 @@ class Ingress:
     def on_measure(self, tell: Callable[[], None]) -> None:
         """Call this whenever the meter is brought up to date."""
         self._tellers.append(tell)
-
-    @property
-    def knows_backlog(self) -> bool:
-        """Whether it has read what any scheduler published of what waits."""
-        return bool(self._predictor.views)
 
     def measure(self) -> None:
         """Bring the meter up to date."""
@@ -279,7 +275,7 @@ class Ingress:
         if self._keeper.is_down:
             return unavailable("requests can't be listed now: Redis does not answer")
         try:
-            return await self._listing.page(caller.tenant.name, query)
+            return await self._listing.page(caller.tenant.name, query, self._clock.now_ms())
         except StoreDownError as error:
             return unavailable(f"requests can't be listed now: {error}")
 
@@ -335,7 +331,8 @@ class Ingress:
         name = RequestName(tenant.name, ids.request_id(tenant.name, ROUTE, used_key))
         if isinstance(fields, Faults):
             return fields
-        read_as = read(fields, policy, tenant, name.id, self._clock.now_ms(), faults_max)
+        now_ms, counts = self._clock.now_ms(), self._parts.token_counts
+        read_as = read(fields, policy, tenant, name.id, now_ms, faults_max, counts)
         if isinstance(read_as, Faults):
             return read_as
         digest = ids.digest(fields)
@@ -382,7 +379,7 @@ class Ingress:
     async def _follow_backlog(self) -> int:
         await self._followers.pause(BACKLOG_S)
         view = self.directory.view
-        return await self._predictor.follow(view.policy if view else None)
+        return await self.predictor.follow(view.policy if view else None)
 
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)

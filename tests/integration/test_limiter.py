@@ -177,6 +177,26 @@ def test_a_server_that_was_started_anew_goes_unnoticed(tmp_path: Path) -> None:
         asyncio.run(scenario(alone))
 
 
+def test_a_master_that_became_a_replica_is_left_for_whoever_has_its_name(tmp_path: Path) -> None:
+    """After a fail-over the old one may live on; only a new connection finds the new one."""
+
+    async def scenario(alone: RedisAlone) -> None:
+        client, other = connect(alone.url), connect(alone.url)
+        limits = RedisLimits(client, "t", timeout_s=10.0)
+        await limits.charge(Charge("a", "e", "1", 1, 1, Allowance(5)))
+        before = {line["id"] for line in await other.client_list()}
+        await other.replicaof("127.0.0.1", "1")
+        with pytest.raises(StoreDownError):
+            await limits.charge(Charge("a", "e", "2", 1, 1, Allowance(5)))
+        mine = {str(await other.client_id())}
+        assert {line["id"] for line in await other.client_list()} & before == mine
+        await client.aclose()
+        await other.aclose()
+
+    with redis_alone(tmp_path) as alone:
+        asyncio.run(scenario(alone))
+
+
 def test_every_key_is_tagged_with_its_family_and_expires(redis_url: str) -> None:
     async def scenario() -> None:
         client, prefix = connect(redis_url), f"t{token_hex(4)}"
@@ -192,7 +212,7 @@ def test_every_key_is_tagged_with_its_family_and_expires(redis_url: str) -> None
         await limits.charge(child._replace(id="req_2"))
         await limits.settle([Settlement("kid", "chat", "req_2", 3, "acme")])
         keys = [key.decode() async for key in client.scan_iter(f"{prefix}:*")]
-        limited = {key for key in keys if ":request:" not in key}
+        limited = {key for key in keys if ":request" not in key}
         assert limited == {
             f"{prefix}:{{acme}}:limit:acme:chat",
             f"{prefix}:{{acme}}:limit:kid:chat",
@@ -209,7 +229,7 @@ def test_every_key_is_tagged_with_its_family_and_expires(redis_url: str) -> None
         }
         for key in keys:
             ttl_ms = await client.pttl(key)
-            if ":request:" in key:
+            if ":request" in key:
                 assert 0 < ttl_ms <= WAITING_TTL_MS
             elif ":limit:" in key:
                 assert CHARGE_TTL_MS < ttl_ms + 5_000 <= MONTH_MS + CHARGE_TTL_MS

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from adapters.memory import MemoryLog
-from producers import events
+from producers import events, http_events
 from producers.app import build_app
 from producers.core import sse
 from schemas import codec
@@ -116,6 +116,24 @@ def test_who_leaves_leaves_nothing_behind() -> None:
         for listener in listeners:
             listener.leaves.set()
         await asyncio.gather(*(listener.task for listener in listeners))
+        assert (len(opened.ingress.room), opened.ingress.room._waiting) == (0, {})
+
+    play(scenario)
+
+
+def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_events, "SEND_S", 0.02)
+
+    async def scenario(opened: Door) -> None:
+        request_id = (await opened.post()).json()["id"]
+        never = asyncio.Event()
+
+        class Stuck(Listener):
+            async def _send(self, message: Any) -> None:
+                if message["type"] == "http.response.body":
+                    await never.wait()
+
+        await Stuck(opened, request_id).task
         assert (len(opened.ingress.room), opened.ingress.room._waiting) == (0, {})
 
     play(scenario)
