@@ -312,6 +312,7 @@ class Intake:
             if not asked.is_named:  # its answer names the key: from now on it is this body's
                 await self._let_go(asked, None)
             return in_doubt(name.id, asked.key, str(error))
+        self._predictor.published(name, place, offset)
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
 

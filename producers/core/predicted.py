@@ -74,6 +74,12 @@ class Levels:
             self.works[step] += work
             self.weights[step] += weight
 
+    def copy(self) -> "Levels":
+        """The same sums, apart."""
+        made = Levels.__new__(Levels)
+        made.works, made.weights = self.works.copy(), self.weights.copy()
+        return made
+
     def remove(self, work: int, weight: int) -> None:
         """Reverse `add`; what was published a moment ago may not have all of it."""
         if work > 0:

@@ -9,7 +9,7 @@ import pytest
 from schemas.backlog import RATE_MS, STALE_MS
 from schemas.front import Ending, RequestName, StoreDownError, Terminal
 from schemas.policy import Predict
-from schemas.reasons import TABLE, Reason
+from schemas.reasons import Reason
 from schemas.records import End
 from tests.support.predictions import NOW_MS, POLICY, Desk, row, with_endpoint
 
@@ -262,48 +262,6 @@ def test_a_full_queue_of_a_pool_that_was_not_measured_is_not_empty_in_a_second()
     problem = desk.judge()
     assert problem is not None
     assert (problem.reason, problem.retry_after_s) == (Reason.WAITING_LIMIT, 6)
-
-
-# --- limits of what waits
-
-
-def test_no_more_wait_than_may() -> None:
-    desk = Desk(with_endpoint(waiting=12, predict=Predict.OFF))
-    desk.publish(row("acme", 10))
-    assert [reason(desk) for _ in range(4)] == ["in", "in", "waiting_limit", "waiting_limit"]
-    problem = desk.judge()
-    assert problem is not None
-    assert problem.status == TABLE[Reason.WAITING_LIMIT].status == 429
-    numbers = {"limit_name": "waiting", "limit": 12, "used": 12, "remaining": 0}
-    assert dict(problem.extra) == numbers
-    (state,) = problem.limits
-    assert state == ("waiting", 12, 12, 0, 0, problem.retry_after_s)
-    assert problem.retry_after_s >= 1
-    assert reason(desk, "bolt") == "in"
-
-
-def test_tokens_that_wait_are_limited_and_too_many_never_fit() -> None:
-    desk = Desk(with_endpoint(waiting_tokens=150, predict=Predict.OFF))
-    desk.publish(row("acme", 10))
-    problem = desk.judge(input_tokens=151)
-    assert problem is not None
-    assert (problem.reason, problem.retry_after_s) == (Reason.NEVER_FITS, 0)
-    assert reason(desk, input_tokens=51) == "waiting_limit"
-    assert reason(desk, input_tokens=50) == "in"
-    assert reason(desk, input_tokens=1) == "waiting_limit"
-
-
-def test_nothing_may_wait_where_the_limit_is_zero() -> None:
-    desk = Desk(with_endpoint(waiting=0, predict=Predict.OFF))
-    desk.publish()
-    assert reason(desk) == "never_fits"
-
-
-def test_a_parents_limit_counts_its_children() -> None:
-    desk = Desk(with_endpoint(waiting=20, predict=Predict.OFF))
-    desk.publish(row("kid", 10), row("sis", 9))
-    assert [reason(desk, "kid"), reason(desk, "kid")] == ["in", "waiting_limit"]
-    assert reason(desk, "acme") == "in"
 
 
 # --- predicted against actual

@@ -1,8 +1,10 @@
 """What the scheduler publishes of its backlog, read from the board as an ingress would."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.memory_backlog import MemoryBoard
 from scheduler.backlog import EVERY_MS, IDLE_MS, QUEUES_MAX, Backlog
@@ -266,6 +268,44 @@ def test_more_queues_than_one_look_takes_are_told_in_turn(count: int) -> None:
     assert len(head.stamps) == -(-count // QUEUES_MAX)
     assert head.tiers[0].work == 100 * count
     assert sum(weight for _, _, weight in head.tiers[0].levels) == count
+
+
+def test_many_pools_are_looked_at_in_turn_and_say_how_far_apart() -> None:
+    pools, tenants = [f"p{number}" for number in range(6)], [f"t{n}" for n in range(QUEUES_MAX)]
+    shown = Shown(
+        replace(
+            policy(*tenants),
+            pools=tuple(Pool(name=name, prefetch=0) for name in pools),
+            endpoints=tuple(Endpoint(name=name, pool=name) for name in pools),
+        )
+    )
+    core = shown.core
+    core.take(*(core.request(t, "gold", endpoint=name) for name in pools for t in tenants))
+    told: dict[str, list[int]] = {name: [] for name in pools}
+    end_ms = core.now_ms + 12_000
+    while core.now_ms < end_ms:
+        before = dict(shown.board.values)
+        shown.turn(after_ms=20)
+        new = [name for name in pools if shown.board.values.get(name) != before.get(name)]
+        assert len(new) <= 1  # a cycle is held up by one of them at most
+        for name in new:
+            told[name].append(core.now_ms)
+    head = decode_bytes(shown.board.values["p3"], PoolBacklog, "head")
+    for moments in told.values():
+        apart = [later - earlier for earlier, later in pairwise(moments[2:])]
+        assert apart
+        assert max(apart) <= head.every_ms * 3 // 2
+    assert head.every_ms <= 2_000
+
+
+def test_how_far_requests_were_read_is_told() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    core.take(core.request("acme", "gold"), core.request("acme", "gold"))
+    shown.turn()
+    read = {topic: position for topic, _, position in shown.head.read}
+    assert list(read.values()) == [2]
+    assert shown.head.every_ms == EVERY_MS
 
 
 def test_a_round_goes_on_with_the_state_of_a_recovery() -> None:
