@@ -74,15 +74,15 @@ class _Since:
         return sum([work for other, work in self.by_head.items() if other <= head])
 
 
-class _Member:
-    """What is published of one member of a ring: a tenant's own queue and its children's."""
+class _Family:
+    """What is published of a parent: its own queue and its children's, in one tier."""
 
     __slots__ = ("children", "count", "own", "tokens", "work")
 
     def __init__(self) -> None:
         self.count = self.tokens = self.work = 0
         self.own: QueueRow | None = None
-        self.children: Levels | None = None  #: the ring inside, without the member's own queue
+        self.children: Levels | None = None  #: the ring inside, without the own queue
 
     def add(self, row: QueueRow) -> None:
         self._sum(row, 1)
@@ -116,8 +116,8 @@ class PoolView:
         self.slices: list[QueueSlice] = []
         self._made_ms = 0
         self._met_ms = 0
-        self._rows: dict[tuple[int, str], tuple[QueueRow, int, str]] = {}  #: slice, member
-        self._members: dict[tuple[int, str], _Member] = {}
+        self._rows: dict[tuple[int, str], tuple[QueueRow, int, str]] = {}  #: slice, family
+        self._families: dict[tuple[int, str], _Family] = {}
         self._let = LetIns()
         self._since: dict[tuple[int, str], _Since] = {}  #: by queue
         self._since_of: dict[tuple[int, str], _Since] = {}  #: by member
@@ -170,19 +170,28 @@ class PoolView:
         for row in written.queues:
             if (row.tier, row.tenant) in self._rows:
                 self._remove(row.tier, row.tenant)  # another slice told it before
-            root = policy.root(row.tenant)
-            self._rows[row.tier, row.tenant] = (row, index, root)
-            member = self._members.get((row.tier, root))
-            if member is None:
-                member = self._members[row.tier, root] = _Member()
-            (member.add if root == row.tenant else member.add_child)(row)
+            tenant = row.tenant
+            root = policy.root(tenant)
+            is_alone = root == tenant and not policy.children(tenant)
+            self._rows[row.tier, tenant] = (row, index, "" if is_alone else root)
+            if is_alone:
+                continue
+            family = self._families.get((row.tier, root))
+            if family is None:
+                family = self._families[row.tier, root] = _Family()
+            (family.add if root == tenant else family.add_child)(row)
 
     def _remove(self, rank: int, tenant: str) -> None:
         row, _, root = self._rows.pop((rank, tenant))
-        member = self._members[rank, root]
-        member.remove(row)
-        if not member.count:
-            del self._members[rank, root]
+        if root:
+            family = self._families[rank, root]
+            family.remove(row)
+            if not family.count:
+                del self._families[rank, root]
+
+    def _told(self, rank: int, member: str) -> "QueueRow | _Family | None":
+        """What is published of a member of a ring."""
+        return self._families.get((rank, member)) or self._row(rank, member)
 
     def _start_over(self, policy: Policy, now_ms: int) -> None:
         """Levels and sums as published, and what was let in since on top of them."""
@@ -249,7 +258,7 @@ class PoolView:
     def _pile(self, rank: int, member: str, before: int, after: int, policy: Policy) -> None:
         """What was let in since of a member changes from `before` to `after`."""
         levels, weight = self._levels[rank], _weight(policy, member)
-        told = self._members.get((rank, member))
+        told = self._told(rank, member)
         work = told.work if told else 0
         self._work[rank] += after - before
         levels.remove(work + before, weight)
@@ -257,7 +266,7 @@ class PoolView:
 
     def _waits(self, rank: int, member: str) -> int:
         """What a member of a ring has waiting."""
-        told, since = self._members.get((rank, member)), self._since_of.get((rank, member))
+        told, since = self._told(rank, member), self._since_of.get((rank, member))
         return (told.work if told else 0) + (since.work if since else 0)
 
     # --- what follows
@@ -289,8 +298,7 @@ class PoolView:
         is_member = place.tenant == place.member
         for rank in range(len(self._levels)):
             name = rank, place.tenant
-            told: QueueRow | _Member | None
-            told = self._members.get(name) if is_member else self._row(*name)
+            told = self._told(*name) if is_member else self._row(*name)
             since = (self._since_of if is_member else self._since).get(name)
             for part in (told, since):
                 if part is not None:
@@ -340,7 +348,7 @@ class PoolView:
         outer = Ring(self._levels[rank], weight, self._waits(rank, member))
         if member == tenant and not policy.children(tenant):
             return (outer,)
-        told, row = self._members.get((rank, member)), self._row(rank, tenant)
+        told, row = self._families.get((rank, member)), self._row(rank, tenant)
         siblings = told.children.copy() if told and told.children else Levels()
         if member == tenant:  # a parent's own requests are one more child, of weight 1
             return Ring(siblings, 1), outer
