@@ -248,7 +248,7 @@ class Intake:
         """Refuse what could not be served in time, or may not wait."""
         submission = asked.submission
         problem = self._predictor.judge(asked.name, submission, asked.policy)
-        if problem:
+        if problem and problem.reason is not Reason.UNAVAILABLE:  # that is no refusal of anybody's
             request = submission.request
             self._refusals.note(problem, request.tenant, request.endpoint)
         return problem
