@@ -75,7 +75,9 @@ class Inboxes:
         self._keeper = LimitKeeper(
             parts.limits, parts.clock, parts.when_down, name=name, meter=parts.meter
         )
-        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        self._predictor = Predictor(
+            parts.backlog, parts.clock, parts.random_bytes, parts.meter, may_hold=True
+        )
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._intake = Intake(
             self._publisher,

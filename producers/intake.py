@@ -248,7 +248,7 @@ class Intake:
         """Refuse what could not be served in time, or may not wait."""
         submission = asked.submission
         problem = self._predictor.judge(asked.name, submission, asked.policy)
-        if problem:
+        if problem and problem.reason is not Reason.UNAVAILABLE:  # that is no refusal of anybody's
             request = submission.request
             self._refusals.note(problem, request.tenant, request.endpoint)
         return problem
@@ -312,6 +312,7 @@ class Intake:
             if not asked.is_named:  # its answer names the key: from now on it is this body's
                 await self._let_go(asked, None)
             return in_doubt(name.id, asked.key, str(error))
+        self._predictor.published(name, place, offset)
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
 
