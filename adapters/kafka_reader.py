@@ -209,6 +209,7 @@ class KafkaReader:
             failure = meaning(error, place)
             if partition is not None and error.code() in _LOST:
                 failure = _OutsideError(str(failure))
+            failure.concerns = partition
             self._failures[partition] = failure
         elif partition is not None:
             self._positions[partition] = max(self._positions[partition], message.offset() or 0)

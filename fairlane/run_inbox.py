@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import threading
 
-from adapters.clock import SystemClock
+from adapters.clock import SystemClock, elapsed_ms
 from adapters.redis import RedisIndex, connect
 from adapters.redis_backlog import RedisBacklog
 from adapters.redis_claims import RedisClaims
@@ -49,6 +49,7 @@ def run_inbox(process: Process, when_down: WhenDown) -> int:
                 limits=RedisLimits(client, prefix),
                 index=RedisIndex(client, prefix),
                 clock=SystemClock(),
+                elapsed_ms=elapsed_ms,
                 meter=meter,
                 random_bytes=secrets.token_bytes,
                 claims=RedisClaims(client, prefix),

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from producers.ports import Offload
 from schemas.front import StoreDownError
@@ -22,6 +23,33 @@ ERROR_PAUSE_S = 0.5
 TURN_S_MAX = 10.0
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Offloaded:
+    """Calls that may block, of somebody who frees what they use only after the last one."""
+
+    def __init__(self, offload: Offload) -> None:
+        """Nothing runs."""
+        self._offload = offload
+        self._running: set[asyncio.Future[Any]] = set()
+
+    async def __call__(self, call: Callable[[], T], /) -> T:
+        """Run `call` and return its answer. It goes on to its end if who waits is cancelled."""
+        running = asyncio.ensure_future(self._offload(call))
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    async def ended(self) -> None:
+        """Wait until none runs any more."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    def _ended(self, running: "asyncio.Future[Any]") -> None:
+        self._running.discard(running)
+        if not running.cancelled():
+            running.exception()  # whoever waited has it, and who was cancelled does not want it
 
 
 class Followers:

@@ -7,11 +7,12 @@ Processes share the inboxes out by bucket of the tenant: whoever holds a partiti
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from producers.directory import Directory
 from producers.flights import OneProcess
-from producers.following import Followers
+from producers.following import Followers, Offloaded
 from producers.inbox_desk import Desk, DeskParts
 from producers.ingress import BACKLOG_S, OWNER_BYTES
 from producers.intake import Intake
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 class InboxParts:
     """Everything it is made of; see `fairlane` for the wiring.
 
-    `instance` names a static member of the group that shares the buckets out.
+    `instance` names a static member of the group that shares the buckets out. `elapsed_ms` only
+    goes forward, also while the process is stopped.
     """
 
     log: Log
@@ -52,6 +54,7 @@ class InboxParts:
     limits: Limits
     index: Index
     clock: Clock
+    elapsed_ms: Callable[[], int]
     meter: Meter
     random_bytes: RandomBytes
     offload: Offload = asyncio.to_thread
@@ -69,6 +72,7 @@ class Inboxes:
     def __init__(self, parts: InboxParts) -> None:
         """Clients of the log are made here; nothing is read before `start`."""
         self._parts, self._topics = parts, parts.topics
+        self._offload = Offloaded(parts.offload)
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
         name = parts.instance or parts.random_bytes(OWNER_BYTES).hex()
@@ -97,20 +101,21 @@ class Inboxes:
             self._intake,
             self._refusals,
             parts.clock,
-            parts.offload,
+            parts.elapsed_ms,
+            self._offload,
             lambda outcome, count: parts.meter.count("inbox_records_total", count, outcome=outcome),
             lambda ending: self._predictor.ended([ending]),
         )
         self._membership: Membership | None = None
         self._desks: dict[int, Desk] = {}
         self._was_busy = False
-        self._followers = Followers(parts.offload)
+        self._followers = Followers(self._offload)
 
     # --- life
 
     def start(self) -> None:
         """Begin to follow the log, in the running event loop."""
-        directory, offload = self.directory, self._parts.offload
+        directory, offload = self.directory, self._offload
         self._followers.start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         self._followers.start("inboxes", lambda: self.turn(POLL_S))
         self._followers.start("tick", self._tick)
@@ -124,13 +129,14 @@ class Inboxes:
     async def stop(self) -> None:
         """Commit what is done, leave, free every client."""
         await self._followers.stop()
+        await self._offload.ended()
         self._refusals.drain()
         for number, desk in self._desks.items():
             try:
                 await desk.finish()
             except LogError as error:  # whoever goes on reads it back
                 log.warning("bucket %d: left without its last position: %s", number, error)
-        await self._parts.offload(self._close)
+        await self._offload(self._close)
 
     def _close(self) -> None:
         self._leave()
@@ -146,16 +152,17 @@ class Inboxes:
         LogError or StoreDownError mostly, after the others had their turns.
         """
         view = self.directory.view
-        if view is None or not await self._parts.offload(self._is_member):
+        if view is None or not await self._offload(self._is_member):
             return 0
         wait_s = 0.0 if self._was_busy or not self._desks else timeout_s / len(self._desks)
+        crowd = sum(desk.crowd() for desk in self._desks.values())
         done, failures = 0, list[Exception]()
         for desk in list(self._desks.values()):
             try:
-                done += await desk.turn(view, wait_s)
+                done += await desk.turn(view, wait_s, crowd)
             except FencedError as error:
                 log.warning("left to another process: %s", error)
-                await self._parts.offload(self._leave)
+                await self._offload(self._leave)
                 break
             except Exception as error:  # noqa: BLE001 - told by who called, after the others' turns
                 failures.append(error)

@@ -22,7 +22,11 @@ SHARE_BYTES_MAX = 1_000_000
 AHEAD_MAX = 2_000
 AHEAD_BYTES_MAX = 2_000_000
 AHEAD_LOW = 400
-AHEAD_BYTES_LOW = 1_000_000
+#: What a process reads ahead of all its inboxes: each that has some is read no further than to
+#: its part of it. (One record of each may be more, and so may what the client has fetched.)
+PROCESS_BYTES_MAX = 256 << 20
+#: What a record costs besides its bytes.
+RECORD_BYTES = 600
 
 
 class Backlog:
@@ -34,25 +38,32 @@ class Backlog:
         self._bytes: dict[Partition, int] = dict.fromkeys(self._records, 0)
         self._held_until_ms: dict[Partition, int] = {}
         self._full: set[Partition] = set()
-        self._turn = 0
 
     def put(self, record: Record) -> None:
         """Keep a record that was read."""
         part = record.topic, record.partition
         self._records[part].append(record)
-        self._bytes[part] += len(record.value)
+        self._bytes[part] += _size(record)
 
     def hold(self, partition: Partition, until_ms: int) -> None:
         """Give no record of the partition before that time."""
         self._held_until_ms[partition] = until_ms
 
-    def paused(self, now_ms: int) -> set[Partition]:
-        """Partitions that are not to be read now: held ones, and those with much here."""
+    def crowd(self) -> int:
+        """How many inboxes have something here."""
+        return sum(map(bool, self._records.values()))
+
+    def paused(self, now_ms: int, crowd: int = 1) -> set[Partition]:
+        """Partitions that are not to be read now: held ones, and those with much here.
+
+        `crowd` inboxes of the process have something.
+        """
+        most = min(AHEAD_BYTES_MAX, PROCESS_BYTES_MAX // max(1, crowd))
         for part, records in self._records.items():
             size = self._bytes[part]
-            if len(records) >= AHEAD_MAX or size >= AHEAD_BYTES_MAX:
+            if len(records) >= AHEAD_MAX or size >= most:
                 self._full.add(part)
-            elif len(records) < AHEAD_LOW and size < AHEAD_BYTES_LOW:
+            elif len(records) < AHEAD_LOW and size < most // 2:
                 self._full.discard(part)
         return self._full | self.held(now_ms)
 
@@ -66,7 +77,7 @@ class Backlog:
         return any(records and part not in held for part, records in self._records.items())
 
     def shares(self, now_ms: int) -> list[tuple[Partition, Sequence[Record]]]:
-        """What the next cycle takes: of each partition its oldest, each cycle another one first.
+        """What the next cycle takes: of each partition its oldest, those first that wait longest.
 
         They stay here until they are `done`.
         """
@@ -74,15 +85,16 @@ class Backlog:
         ready = [part for part, records in self._records.items() if records and part not in held]
         if not ready:
             return []
-        self._turn = (self._turn + 1) % len(ready)
         share = max(SHARE_MIN, CYCLE_RECORDS_MAX // len(ready))
         left = CYCLE_RECORDS_MAX
         found: list[tuple[Partition, Sequence[Record]]] = []
-        for part in ready[self._turn :] + ready[: self._turn]:
+        for part in ready:
             taken = self._first(part, min(share, left))
             left -= len(taken)
-            if taken:
-                found.append((part, taken))
+            found.append((part, taken))
+            self._records[part] = self._records.pop(part)  # behind all others from now on
+            if not left:
+                break
         return found
 
     def done(self, partition: Partition, count: int) -> int | None:
@@ -90,7 +102,7 @@ class Backlog:
         records, behind = self._records[partition], None
         for _ in range(count):
             record = records.popleft()
-            self._bytes[partition] -= len(record.value)
+            self._bytes[partition] -= _size(record)
             behind = record.offset + 1
         return behind
 
@@ -104,3 +116,8 @@ class Backlog:
                 break
             found.append(record)
         return found
+
+
+def _size(record: Record) -> int:
+    """Bytes that a record takes here, roughly."""
+    return RECORD_BYTES + len(record.value) + sum(len(n) + len(c) for n, c in record.headers)

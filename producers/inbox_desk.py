@@ -22,6 +22,7 @@ from producers.core.answers import Problem
 from producers.core.inbox_answers import Answer, lost
 from producers.core.inbox_marks import MARKS_MAX
 from producers.directory import View
+from producers.inbox_aside import Aside, send
 from producers.inbox_backlog import Backlog
 from producers.inbox_copying import Copies
 from producers.inbox_judging import Fate, judge, withdraw
@@ -35,6 +36,7 @@ from schemas.front import Ending
 from schemas.log import (
     InDoubtError,
     Log,
+    LogError,
     Partition,
     Reader,
     Record,
@@ -52,7 +54,10 @@ COMMIT_MS = 200
 MARKS_MS = 5_000
 #: Brokers forget positions that nobody committed for a week.
 REFRESH_MS = 3_600_000
-#: A cycle that took longer may be somebody else's by now (members are missed after 6 s).
+#: The brokers have to have said so recently that the bucket is ours, whenever something is
+#: published: an older word is asked for again, by a commit of nothing new, ...
+PROOF_MS = 1_000
+#: ... and an answer that took so long is too old as well (members are missed after 6 s).
 STALE_MS = 3_000
 #: Topics that were missing are looked for again.
 MISSING_MS = 10_000
@@ -75,6 +80,7 @@ class DeskParts:
     intake: Intake
     refusals: RefusalLog
     clock: Clock
+    elapsed_ms: Callable[[], int]
     offload: Offload
     count: Callable[[str, int], None]
     ended: Callable[[Ending], None]
@@ -96,18 +102,25 @@ class Desk:
         self._backlog, self._copies = Backlog(()), Copies()
         self._view: View | None = None
         self._tenants: tuple[str, ...] = ()
+        self._aside = Aside(topics)
+        self._crowd = 0
+        self._proved_ms = 0  #: of what elapsed: when the brokers last said that it is ours
         self._dirty: set[Partition] = set()
         self._committed_ms = self._marked_ms = self._refreshed_ms = self._looked_ms = 0
 
-    async def turn(self, view: View, timeout_s: float) -> int:
+    async def turn(self, view: View, timeout_s: float, crowd: int) -> int:
         """One cycle; waits up to `timeout_s` when there is nothing. Returns how much was done.
 
-        Raises LogError or StoreDownError; then the next turn takes over again.
+        `crowd` inboxes of the process have something that was read ahead. Raises LogError or
+        StoreDownError; then the next turn takes over again, without an inbox that alone failed.
         """
+        self._crowd = crowd
         try:
             return await self._turn(view, timeout_s)
-        except BaseException:
+        except BaseException as error:
             self.drop()
+            if isinstance(error, LogError):
+                self._aside.put(error, self._tenants, self._parts.clock.now_ms())
             raise
 
     async def finish(self) -> None:
@@ -119,6 +132,10 @@ class Desk:
     def held(self) -> int:
         """How many inboxes wait for room now."""
         return len(self._backlog.held(self._parts.clock.now_ms()))
+
+    def crowd(self) -> int:
+        """How many inboxes have something that was read ahead."""
+        return self._backlog.crowd()
 
     def drop(self) -> None:
         """Forget everything that the log can tell."""
@@ -134,13 +151,12 @@ class Desk:
     # --- a cycle
 
     async def _turn(self, view: View, timeout_s: float) -> int:
-        parts, began_ms = self._parts, self._parts.clock.now_ms()
-        standing = self._standing
+        parts, standing = self._parts, self._standing
         is_changed = self._follow(view)
         if not self._tenants:
             self.drop()
             return 0
-        if standing is None or is_changed or self._is_incomplete(standing, began_ms):
+        if standing is None or is_changed or await self._has_more(standing):
             await parts.offload(self._take_over)
             return 1  # it may have taken a while: whether it is still ours is asked first
         await parts.offload(lambda: self._read(standing, timeout_s))
@@ -153,7 +169,7 @@ class Desk:
             done += count
             if behind := self._backlog.done(part, count):
                 work.behind[part] = behind
-        await self._publish(standing, work, began_ms)
+        await self._publish(standing, work)
         self._advance(standing, work)
         parts.count("published", len(work.admitted))
         parts.count("answered", len(answers) - copied)
@@ -175,11 +191,21 @@ class Desk:
         )
         return before != self._tenants
 
-    def _is_incomplete(self, standing: Standing, now_ms: int) -> bool:
-        """Whether a topic was missing, and it is time to look again."""
-        if now_ms - self._looked_ms < MISSING_MS:
+    async def _has_more(self, standing: Standing) -> bool:
+        """Whether somebody who was left out has both topics now, once it is time to look again."""
+        now_ms, served = self._parts.clock.now_ms(), standing.tenants
+        if now_ms - self._looked_ms < MISSING_MS or len(served) == len(self._tenants):
             return False
-        return len({source.tenant for source in standing.sources.values()}) < len(self._tenants)
+        self._looked_ms = now_ms
+        left_out = tuple(t for t in self._aside.without(self._tenants, now_ms) if t not in served)
+        log_, topics = self._parts.log, self._parts.topics
+        try:
+            found = await self._parts.offload(lambda: find_sources(log_, topics, left_out))
+        except LogError as error:
+            if self._aside.put(error, self._tenants, now_ms):
+                return False
+            raise
+        return bool(found)
 
     def _take_over(self) -> Standing:
         """Blocking: become the one who commits, then read back what was done."""
@@ -187,14 +213,17 @@ class Desk:
         self.drop()
         if left := parts.publisher.flush(FLUSH_S):
             raise UnavailableError(f"{left} records are still on their way to the log")
+        self._proved_ms = parts.elapsed_ms()
         self._producer.init()
         self._looked_ms = parts.clock.now_ms()
-        sources = find_sources(parts.log, topics, self._tenants)
-        standing = look_back(parts.log, self._reader, topics, sources, self._results)
+        tenants = self._aside.without(self._tenants, self._looked_ms)
+        sources = find_sources(parts.log, topics, tenants)
+        served = {source.tenant for source in sources.values()}
+        left_out = set(self._tenants) - served
+        standing = look_back(parts.log, self._reader, topics, sources, self._results, left_out)
         self._dirty = set(standing.positions)
         self._commit(standing, [lost(*gap) for gap in standing.gaps])
         self._backlog = Backlog(sources)
-        served = {source.tenant for source in sources.values()}
         self._copies = Copies(standing.positions[self._results], served, parts.ended)
         self._reader.assign(standing.positions)
         self._standing = standing
@@ -205,7 +234,7 @@ class Desk:
     def _read(self, standing: Standing, timeout_s: float) -> None:
         """Blocking: read on, but not of what is held or far ahead."""
         now_ms, backlog, copies = self._parts.clock.now_ms(), self._backlog, self._copies
-        paused = backlog.paused(now_ms)
+        paused = backlog.paused(now_ms, self._crowd)
         self._reader.pause(paused | {self._results} if copies.is_full else paused)
         wait_s = 0.0 if copies.is_ready or backlog.is_ready(now_ms) else timeout_s
         for record in self._reader.poll(POLL_RECORDS, wait_s):
@@ -239,6 +268,7 @@ class Desk:
                     view.tenants[standing.sources[part].tenant].inbox,
                     parts.intake,
                     parts.refusals,
+                    parts.clock,
                 )
                 for part, records in shares
             ),
@@ -277,18 +307,24 @@ class Desk:
                 work.admitted.append((fate, fate.asked))
         return len(fates)
 
-    async def _publish(self, standing: Standing, work: "_Work", began_ms: int) -> None:
+    async def _publish(self, standing: Standing, work: "_Work") -> None:
         """Publish what is let in, and wait until all of it stands."""
         parts = self._parts
+        if not work.admitted:
+            return
         try:
             if missing := work.places - standing.marks.keys():
                 await parts.offload(lambda: self._mark(standing, work.places, missing))
-            if parts.clock.now_ms() - began_ms > STALE_MS and work.admitted:
-                raise UnavailableError("a cycle took too long: somebody else may go on by now")
+            elif parts.elapsed_ms() - self._proved_ms > PROOF_MS:
+                await parts.offload(lambda: self._commit(standing, ()))
+            if parts.elapsed_ms() - self._proved_ms > STALE_MS:
+                raise UnavailableError("a commit took too long: somebody else may go on by now")
         except Exception:
             await withdraw([mail for mail, _ in work.admitted], parts.intake)
             raise
-        published = await asyncio.gather(*(parts.intake.publish(a) for _, a in work.admitted))
+        stuck = set[Partition]()
+        publish = parts.intake.publish
+        published = await asyncio.gather(*(publish(asked, stuck) for _, asked in work.admitted))
         for (mail, _), answer in zip(work.admitted, published, strict=True):
             if not isinstance(answer, Problem):
                 continue
@@ -324,17 +360,24 @@ class Desk:
     def _commit(self, standing: Standing, answers: Sequence[Answer]) -> None:
         """Blocking: answers and positions in one transaction; nothing is on its way meanwhile."""
         parts, now_ms = self._parts, self._parts.clock.now_ms()
+        asked_ms = parts.elapsed_ms()
         if standing.is_caught_up and now_ms - self._marked_ms >= MARKS_MS:
             standing.marks = {part: self._reader.bounds(part).end for part in standing.marks}
             self._marked_ms = now_ms
         commits = standing.commits(parts.topics)
         self._producer.begin()
+        refused: list[Partition] = []
         for answer in answers:
-            topic = parts.topics.results_of(answer.tenant)
-            self._producer.send(topic, 0, answer.value, key=answer.key, headers=answer.headers)
+            part = parts.topics.results_of(answer.tenant), 0
+            send(self._producer, answer, part, refused)
         changed = {p: c for p, c in commits.items() if p in self._dirty or p == self._results}
         self._producer.send_offsets(group(parts.topics), changed)
-        self._producer.commit()
+        try:
+            self._producer.commit()
+        except LogError as error:
+            error.concerns = refused[0] if refused else None
+            raise
+        self._proved_ms = asked_ms
         if self._dirty >= standing.positions.keys():
             self._refreshed_ms = now_ms
         self._committed_ms = now_ms

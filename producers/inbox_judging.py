@@ -13,6 +13,7 @@ from producers.core.answers import AGAIN_S, Problem
 from producers.core.inbox_answers import Answer, repeated
 from producers.inbox_reading import Mail, Refused
 from producers.intake import Accepted, Asked, Intake
+from producers.ports import Clock
 from producers.refusing import RefusalLog
 from schemas.front import StoreDownError
 from schemas.log import LogError
@@ -23,6 +24,9 @@ from schemas.reasons import TABLE, Retry
 OURS = frozenset({"unavailable", "unfinished", "in_doubt"})
 #: A held inbox is looked at again by then: limits and the policy may have changed.
 HOLD_S_MAX = 60
+#: A held inbox's records ask for room one after the other; after so long the rest waits for the
+#: next cycle, in which others have their turn again.
+JUDGE_MS_MAX = 1_000
 
 #: What a record came to: to be published, or answered; None: its request is in the log already.
 Fate = Mail | Answer | None
@@ -36,15 +40,16 @@ class Judged(NamedTuple):
 
 
 async def judge(
-    mails: Sequence[Mail], inbox: Inbox, intake: Intake, refusals: RefusalLog
+    mails: Sequence[Mail], inbox: Inbox, intake: Intake, refusals: RefusalLog, clock: Clock
 ) -> Judged:
     """Fates of an inbox's oldest records.
 
     Stops at a request that is here already: the second one is looked at once the first one
-    is in the log. Raises LogError and StoreDownError.
+    is in the log. Stops where it took too long. Raises LogError and StoreDownError.
     """
     mails = list(_distinct(mails))
-    verdicts = await (_one_by_one if inbox is Inbox.HOLD else _together)(mails, intake)
+    is_held = inbox is Inbox.HOLD
+    verdicts = await (_one_by_one(mails, intake, clock) if is_held else _together(mails, intake))
     fates: list[Fate] = []
     for mail, verdict in zip(mails, verdicts, strict=False):
         if isinstance(verdict, Problem) and _holds(verdict, inbox):
@@ -59,9 +64,8 @@ async def judge(
 
 async def withdraw(fates: Iterable[Fate], intake: Intake) -> None:
     """What was admitted among these is not published now: it is judged again later."""
-    for fate in fates:
-        if isinstance(fate, Mail) and isinstance(fate.asked, Asked):
-            await intake.withdraw(fate.asked)
+    admitted = [f.asked for f in fates if isinstance(f, Mail) and isinstance(f.asked, Asked)]
+    await asyncio.gather(*map(intake.withdraw, admitted))
 
 
 def _admitted(mails: Sequence[Mail], verdicts: Sequence["Verdict"], start: int) -> Iterator[Mail]:
@@ -74,14 +78,16 @@ def _admitted(mails: Sequence[Mail], verdicts: Sequence["Verdict"], start: int) 
 Verdict = Accepted | Problem | BaseException | None
 
 
-async def _together(mails: Sequence[Mail], intake: Intake) -> Sequence[Verdict]:
+async def _together(mails: Sequence[Mail], intake: Intake) -> list[Verdict]:
     """Verdicts of all at once."""
-    return await asyncio.gather(*(_verdict(mail, intake) for mail in mails), return_exceptions=True)
+    verdicts = (_verdict(mail, intake) for mail in mails)
+    return list(await asyncio.gather(*verdicts, return_exceptions=True))
 
 
-async def _one_by_one(mails: Sequence[Mail], intake: Intake) -> list[Verdict]:
+async def _one_by_one(mails: Sequence[Mail], intake: Intake, clock: Clock) -> list[Verdict]:
     """Verdicts up to the first that holds: what stands behind it must not take its room."""
     found: list[Verdict] = []
+    until_ms = clock.now_ms() + JUDGE_MS_MAX
     for mail in mails:
         try:
             found.append(await _verdict(mail, intake))
@@ -89,6 +95,8 @@ async def _one_by_one(mails: Sequence[Mail], intake: Intake) -> list[Verdict]:
             found.append(error)
         last = found[-1]
         if isinstance(last, Problem) and _holds(last, Inbox.HOLD):
+            break
+        if clock.now_ms() >= until_ms:
             break
     return found
 

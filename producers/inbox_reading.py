@@ -53,10 +53,10 @@ class Mail(NamedTuple):
 
 
 def overtaken() -> Refused:
-    """Of a record that was turned down, or not published, before somebody else took over."""
+    """Of a record that was turned down, or whose publish failed, while a later one got in."""
     detail = (
-        "it was turned down before the inbox was taken over, and a later one was let in: it "
-        "would stand behind it; send it again"
+        "before the inbox was read back it was turned down, or the log did not take it, and a "
+        "later one of it was let in: it would stand behind that one; send it again"
     )
     return Refused(unavailable(detail), "")
 

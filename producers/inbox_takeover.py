@@ -7,14 +7,15 @@ there with a position that is not committed is in already.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from producers.core import inbox_marks
-from producers.core.inbox import position_of
-from schemas.log import Commit, Log, Partition, Reader, Record, UnavailableError
-from schemas.topics import Topics
+from producers.core.inbox import Position, position_of
+from schemas.log import Commit, Log, LogError, Partition, Reader, Record, UnavailableError
+from schemas.topics import INBOX_PARTITIONS, Topics
 
 _POLL_RECORDS = 2_000
 _POLL_S = 0.5
@@ -53,6 +54,7 @@ class Standing:
 
     `positions` are the next offsets to be done, of the inboxes and of `results`; `seen` are
     offsets at or above them whose requests are in the log, and where these stand.
+    `is_owed`: requests of somebody who is left out now may be there as well.
     """
 
     sources: dict[Partition, Source]
@@ -61,11 +63,17 @@ class Standing:
     marks: dict[Partition, int]
     seen: dict[Partition, dict[int, Stand]] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
+    is_owed: bool = False
 
     @property
     def is_caught_up(self) -> bool:
         """Whether no request is in the log that is not done: then marks may move."""
-        return not any(self.seen.values())
+        return not self.is_owed and not any(self.seen.values())
+
+    @property
+    def tenants(self) -> set[str]:
+        """Whose inboxes are served."""
+        return {source.tenant for source in self.sources.values()}
 
     def forget_below(self, partition: Partition, position: int) -> None:
         """What is done is not looked for any more."""
@@ -94,21 +102,35 @@ def group(topics: Topics) -> str:
 
 
 def find_sources(the_log: Log, topics: Topics, tenants: tuple[str, ...]) -> dict[Partition, Source]:
-    """Partitions of the tenants' inboxes; who lacks one of the two topics is left out."""
+    """Partitions of the tenants' inboxes; who lacks one of the two topics is left out.
+
+    Raises LogError, with the partition of a tenant whose topics can't be asked for.
+    """
     found: dict[Partition, Source] = {}
     for tenant in tenants:
         topic = topics.inbox(tenant)
-        count = the_log.partitions(topic)
-        if not count or not the_log.partitions(topics.results_of(tenant)):
-            log.warning(
-                "%s is not served: it or %s does not exist; `fairlane policy apply` makes them",
-                topic,
-                topics.results_of(tenant),
-            )
-            continue
-        topic_id = the_log.topic_id(topic)
+        with concerning((topic, 0)):
+            count = the_log.partitions(topic)
+            if not count or not the_log.partitions(topics.results_of(tenant)):
+                log.warning(
+                    "%s is not served: it or %s does not exist; `fairlane policy apply` makes them",
+                    topic,
+                    topics.results_of(tenant),
+                )
+                continue
+            topic_id = the_log.topic_id(topic)
         found |= {(topic, number): Source(tenant, topic_id) for number in range(count)}
     return found
+
+
+@contextmanager
+def concerning(partition: Partition) -> Iterator[None]:
+    """What the log can't do in this block is this partition's trouble."""
+    try:
+        yield
+    except LogError as error:
+        error.concerns = error.concerns or partition
+        raise
 
 
 def look_back(
@@ -117,16 +139,18 @@ def look_back(
     topics: Topics,
     sources: Mapping[Partition, Source],
     results: Partition,
+    left_out: Collection[str] = (),
 ) -> Standing:
     """Where a predecessor stood. Only after its id was taken over: it commits no more.
 
-    Raises LogError.
+    Raises LogError, with the partition of an inbox that can't be read.
     """
     committed = reader.committed(group(topics), [*sources, results])
     positions, ends, gaps = {}, {}, []
     for part, source in sources.items():
         commit = committed.get(part)
-        low, end = reader.bounds(part)
+        with concerning(part):
+            low, end = reader.bounds(part)
         positions[part], ends[part] = low, end
         if commit is None or commit.metadata != source.topic_id:
             continue  # a new inbox, or one that was made again
@@ -137,8 +161,27 @@ def look_back(
             gaps.append(Gap(source.tenant, part[1], commit.offset, low))
     standing = Standing(dict(sources), results, positions, {}, gaps=gaps)
     _follow_results(standing, reader, committed.get(results), topics)
-    standing.seen = _seen(the_log, standing, ends)
+    others = _committed_of(the_log, reader, topics, left_out)
+    _look_for_seen(the_log, standing, ends, others)
     return standing
+
+
+def _committed_of(
+    the_log: Log, reader: Reader, topics: Topics, tenants: Collection[str]
+) -> dict[tuple[bytes, int], Commit | None]:
+    """What is committed of inboxes that are left out and exist, as far as the log tells it."""
+    found: dict[tuple[bytes, int], Commit | None] = {}
+    for tenant in tenants:
+        topic = topics.inbox(tenant)
+        parts = [(topic, number) for number in range(INBOX_PARTITIONS)]
+        try:
+            told = reader.committed(group(topics), parts) if the_log.partitions(topic) else {}
+        except UnavailableError:
+            raise
+        except LogError:
+            told = dict.fromkeys(parts)
+        found |= {(tenant.encode(), number): commit for (_, number), commit in told.items()}
+    return found
 
 
 def _follow_results(
@@ -156,15 +199,21 @@ def _follow_results(
     standing.marks = inbox_marks.decode(commit.metadata, topics)
 
 
-def _seen(
-    the_log: Log, standing: Standing, stops: Mapping[Partition, int]
-) -> dict[Partition, dict[int, Stand]]:
+def _look_for_seen(
+    the_log: Log,
+    standing: Standing,
+    stops: Mapping[Partition, int],
+    others: Mapping[tuple[bytes, int], Commit | None],
+) -> None:
     """Offsets, by inbox, that are published and not committed, and where they stand first.
 
     Not those at or above an inbox's end: their records are gone, and others will stand there.
+    What is there of `others`, who are left out, and not committed is looked for again when they
+    are back.
     """
     by_id = {(s.topic_id, part[1]): part for part, s in standing.sources.items()}
     seen: dict[Partition, dict[int, Stand]] = {part: {} for part in standing.sources}
+    standing.seen = seen
     scanner = the_log.reader(committed_only=False)
     try:
         starts: dict[Partition, int] = {}
@@ -180,13 +229,24 @@ def _seen(
             position = position_of(record.headers)
             inbox = by_id.get((position.topic_id, position.partition)) if position else None
             if not position or not inbox:
+                standing.is_owed |= position is not None and _is_owed(record, position, others)
                 continue
             if standing.positions[inbox] <= position.offset < stops[inbox]:
                 stand = Stand((record.topic, record.partition), record.offset)
                 seen[inbox].setdefault(position.offset, stand)
     finally:
         scanner.close()
-    return seen
+
+
+def _is_owed(
+    record: Record, position: Position, others: Mapping[tuple[bytes, int], Commit | None]
+) -> bool:
+    """Whether it is a request of somebody who is left out, and is not known to be committed."""
+    who = record.key or b"", position.partition
+    commit = others.get(who)
+    if commit is not None and commit.metadata == position.topic_id:
+        return position.offset >= commit.offset
+    return who in others
 
 
 def _read(

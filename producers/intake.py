@@ -142,10 +142,14 @@ class Intake:
             await self._close(asked, answer)
         return answer
 
-    async def publish(self, asked: Asked) -> Answer:
-        """The last steps of what was admitted; called in order, it stands in the log in order."""
+    async def publish(self, asked: Asked, stuck: set[Partition] | None = None) -> Answer:
+        """The last steps of what was admitted; called in order, it stands in the log in order.
+
+        Partitions that the log did not take a record of are added to `stuck`; nothing is sent to
+        one that is there.
+        """
         try:
-            answer = await self._publish_charged(asked)
+            answer = await self._publish_charged(asked, stuck)
         except Exception:
             await self._close(asked, None)
             raise
@@ -275,10 +279,10 @@ class Intake:
         self._refusals.note(problem, charge.tenant, charge.endpoint, charge)
         return problem
 
-    async def _publish_charged(self, asked: Asked) -> Answer:
+    async def _publish_charged(self, asked: Asked, stuck: set[Partition] | None = None) -> Answer:
         """Publish; what is certainly not in the log is not paid for."""
         charged = self._charged.pop(asked.name, None)
-        answer = await self._publish(asked)
+        answer = await self._publish(asked, set() if stuck is None else stuck)
         if charged is None:
             return answer
         if isinstance(answer, Accepted):
@@ -287,9 +291,11 @@ class Intake:
             await self._keeper.refund(charged.charge)
         return answer
 
-    async def _publish(self, asked: Asked) -> Answer:
+    async def _publish(self, asked: Asked, stuck: set[Partition]) -> Answer:
         submission, name = asked.submission, asked.name
         request, place = submission.request, self.place(asked)
+        if place in stuck:
+            return unavailable("the log does not take what stands before it")
 
         def acceptance(offset: int) -> Acceptance:
             return self._acceptance(asked, place, offset)
@@ -307,6 +313,7 @@ class Intake:
             self._refusals.note(problem, request.tenant, "")
             return problem
         except UnavailableError as error:
+            stuck.add(place)
             return unavailable(f"the log does not take it: {error}")
         except LogError as error:
             if not asked.is_named:  # its answer names the key: from now on it is this body's

@@ -73,7 +73,12 @@ class TopicSpec(NamedTuple):
 
 
 class LogError(Exception):
-    """The log could not do what was asked."""
+    """The log could not do what was asked.
+
+    `concerns` is the partition whose trouble alone it is, where that is known.
+    """
+
+    concerns: Partition | None = None
 
 
 class FencedError(LogError):

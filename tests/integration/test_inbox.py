@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from adapters.kafka import KafkaLog
 from fairlane.policy_file import load
 from fairlane.publish import publish_policy
+from schemas.log import LogError
 from schemas.policy import Inbox, Policy, Predict
 from schemas.topics import Topics
 from tests.support.oracle_inbox import answers, faults, requests
@@ -151,3 +153,30 @@ def test_the_example_submits_and_prints_what_comes(
     )
     assert refused.returncode == 0, refused.stderr
     assert '"refused": "unknown_endpoint"' in refused.stdout
+
+
+def test_a_tenant_s_topic_that_is_gone_holds_up_nobody_else(processes: Processes, bus: Bus) -> None:
+    one_bucket = replace(EXAMPLE.topology, buckets=1)
+    publish_policy(bus.log, bus.topics, replace(policy(), topology=one_bucket))
+    start_workers(processes)
+    inbox = processes.start("inbox", "--instance", "i")
+    bus.write("acme", 0, 10)
+    bus.write("globex", 0, 10)
+    until(lambda: len(answers(bus, "acme")) == 10, "acme's answers")
+    until(lambda: len(answers(bus, "globex")) == 10, "globex's answers")
+    bus.log.delete_topic(bus.topics.results_of("acme"))
+    bus.write("acme", 10, 20)
+    bus.write("globex", 10, 20)
+    until(lambda: len(answers(bus, "globex")) == 20, "globex's answers, without acme's topic")
+    assert faults(bus, ("globex",)) == []
+    publish_policy(bus.log, bus.topics, replace(policy(), topology=one_bucket))
+    bus.write("acme", 20, 30)
+    until(lambda: 20 in told(bus, "acme"), "acme's answers, since its topic is back")
+    assert inbox.stop() == 0
+
+
+def told(bus: Bus, tenant: str) -> set[int]:
+    """Offsets of an inbox's records that have an answer; none while its topic is being made."""
+    with suppress(LogError):
+        return {answer["inbox"]["offset"] for answer in answers(bus, tenant)}
+    return set()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from adapters.memory import MemoryLog
 from producers.inbox import Inboxes, InboxParts
 from producers.limiting import WhenDown
+from producers.ports import Offload
 from schemas import codec
 from schemas.front import (
     Acceptance,
@@ -198,6 +199,7 @@ class Post:
         log: Any = None,
         instance: str | None = "inbox-1",
         when_down: WhenDown = WhenDown.DEGRADED,
+        offload: Offload | None = None,
     ) -> Inboxes:
         """A process that takes inboxes in; by default on the log itself."""
         return Inboxes(
@@ -207,9 +209,10 @@ class Post:
                 limits=self.limits,
                 index=self.index,
                 clock=self.clock,
+                elapsed_ms=self.clock.now_ms,
                 meter=self.meter,
                 random_bytes=bytes,
-                offload=in_place,
+                offload=offload or in_place,
                 instance=instance,
                 when_down=when_down,
             )

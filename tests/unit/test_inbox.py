@@ -453,10 +453,10 @@ def test_the_same_process_goes_on_after_a_commit_in_doubt(fault: CommitFault) ->
 def test_our_own_failure_in_one_bucket_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Desk.turn
 
-    async def failing(desk: Desk, view: Any, timeout_s: float) -> int:
+    async def failing(desk: Desk, view: Any, timeout_s: float, crowd: int) -> int:
         if desk._number == bucket("calm", 2):
             raise ZeroDivisionError
-        return await real(desk, view, timeout_s)
+        return await real(desk, view, timeout_s, crowd)
 
     monkeypatch.setattr(Desk, "turn", failing)
     post = Post()
