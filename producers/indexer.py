@@ -92,6 +92,11 @@ class Indexer:
         await self._offload(self._commit)
         return count
 
+    @property
+    def generation(self) -> str:
+        """Name of what the index holds, as seen last; "" before it was seen."""
+        return self._generation
+
     def close(self) -> None:
         """Leave the group, so that others go on at once."""
         if self._membership:

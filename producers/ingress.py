@@ -45,6 +45,7 @@ from producers.listing import Listing
 from producers.parts import Parts
 from producers.predicting import Predictor
 from producers.publisher import Publisher
+from producers.refilling import Refill
 from producers.refusing import RefusalLog
 from producers.slices import Slices
 from producers.waiting import WaitRoom
@@ -121,6 +122,8 @@ class Ingress:
             Settler(parts.limits, lambda: self.directory.view).settle,
             self._predictor.ended,
         )
+        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
+        self._refill = Refill(*reading, self.directory, lambda: self._indexer.generation)
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
             self._publisher, self.directory, parts.topics, parts.clock, parts.meter
@@ -149,6 +152,7 @@ class Ingress:
         start = self._followers.start
         start("directory", lambda: offload(lambda: directory.turn(POLL_S)))
         start("index", lambda: self._indexer.turn(POLL_S), self._indexer.rejoin)
+        start("requests", lambda: self._refill.turn(POLL_S), self._refill.again)
         start("tick", self._tick)
         if self._parts.backlog is not None:
             start("backlog", self._follow_backlog)
@@ -171,7 +175,8 @@ class Ingress:
                 await self._intake.index_late()
         if self._intake.unindexed:
             log.error("stopped with %d requests not indexed", len(self._intake.unindexed))
-        for part in (self._publisher, self._indexer, self.directory, self._bodies):
+        readers = (self._indexer, self._refill, self.directory, self._bodies)
+        for part in (self._publisher, *readers):
             part.close()
 
     def why_not_ready(self) -> str:

@@ -9,10 +9,12 @@ import pytest
 from adapters.memory import MemoryLog
 from producers import bodies, following
 from producers.publisher import OPEN_BYTES_MAX, Publisher
+from producers.refilling import MARGIN_MS, Refill
+from schemas import codec
 from schemas.front import Terminal
 from schemas.log import FencedError, LogError, UnavailableError
-from schemas.records import End
-from tests.support.door import Clock, Door, door, until
+from schemas.records import Cancel, End
+from tests.support.door import POLICY, Clock, Door, door, until
 from tests.support.sick import SickProducer
 
 ENDED = Terminal("chat", End.SUCCEEDED, "results", 0, 3, size=100_000)
@@ -106,6 +108,72 @@ def test_a_lost_index_is_filled_again_with_what_it_had_indexed() -> None:
         await until(is_found)
 
     play(scenario)
+
+
+def test_a_lost_index_is_filled_again_with_what_waits() -> None:
+    async def scenario(opened: Door) -> None:
+        named = opened.bearer("acme") | {"X-Request-Id": "trace-1"}
+        body = {"endpoint": "free", "input": 1, "tier": "batch"}
+        sent = [
+            (await opened.http.post("/v1/requests", json=body, headers=named)).json()["id"],
+            (await opened.post(key="twice")).json()["id"],
+        ]
+        before = [(await opened.get(request_id)).json() for request_id in sent]
+        await opened.redis.flushall()
+
+        async def are_found() -> bool:
+            answers = [await opened.get(request_id) for request_id in sent]
+            return all(answer.status_code == 200 for answer in answers)
+
+        await until(are_found)
+        after = [(await opened.get(request_id)).json() for request_id in sent]
+        for one, other in zip(before, after, strict=True):
+            assert one | {"accepted_ms": 0} == other | {"accepted_ms": 0}
+        listed = await opened.http.get("/v1/requests?x_request_id=trace-1", headers=named)
+        assert [request["id"] for request in listed.json()["data"]] == sent[:1]
+        # The same key is the same request, and a cancel finds its place.
+        assert (await opened.post(key="twice")).json()["id"] == sent[1]
+        assert (await opened.cancel(sent[0])).status_code == 202
+        place = opened.records(opened.topics.requests("batch"))[0]
+        cancel = codec.decode_value(opened.records(opened.topics.control)[-1], Cancel)
+        assert (cancel.topic, cancel.offset) == (place.topic, place.offset)
+
+    play(scenario)
+
+
+def test_requests_are_read_once_for_each_index_and_no_further_back_than_they_wait() -> None:
+    written = Clock()
+
+    async def scenario(opened: Door) -> None:
+        old = (await opened.post(endpoint="free")).json()["id"]
+        longest_ms = max(endpoint.wait_ms_max for endpoint in POLICY.endpoints)
+        opened.clock.value_ms += longest_ms + MARGIN_MS + 1
+        written.value_ms = opened.clock.value_ms
+        young = (await opened.post(endpoint="free")).json()["id"]
+        await until(lambda: opened.ingress._refill._done)
+        first = opened.ingress._refill._done
+        await opened.redis.flushall()
+        await until(lambda: opened.ingress._refill._done not in {"", first})
+        assert (await opened.get(young)).status_code == 200
+        assert (await opened.get(old)).status_code == 404
+
+        ingress = opened.ingress
+        again = Refill(
+            *(opened.log, opened.topics, ingress._index, opened.clock, in_place),
+            *(ingress.directory, lambda: ingress._indexer.generation),
+        )
+        assert await again.turn(0) == 0
+        assert again._done == ingress._refill._done
+
+    async def with_door() -> None:
+        async with door(MemoryLog(written)) as opened:
+            await scenario(opened)
+
+    asyncio.run(with_door())
+
+
+async def in_place(call: Callable[[], Any]) -> Any:
+    return call()
 
 
 def test_outputs_are_read_one_at_a_time_and_nobody_waits_for_ever(
