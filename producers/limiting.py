@@ -68,14 +68,11 @@ class LimitKeeper:
         """Take the charge or nothing; None when `closed` and Redis is down."""
         verdict = await self._asked(lambda: self._limits.charge(charge))
         if verdict is None:
-            self._meter.count("ingress_charges_without_redis", mode=self._when_down.value)
+            self._meter.count("ingress_charges_without_redis", kind=self._when_down.value)
             verdict = self._alone(charge)
         for name in verdict.shadowed if verdict else ():
-            self._meter.count(
-                "ingress_shadow_refusals",
-                limit=name,
-                endpoint=charge.endpoint,
-            )
+            self._meter.count("ingress_shadow_refusals", kind=name, endpoint=charge.endpoint)
+            log.debug("%s at %s in shadow: %r is over it", name, charge.endpoint, charge.tenant)
         return verdict
 
     async def refund(self, charge: Charge) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from adapters.memory import MemoryLog
+from adapters.metrics import PrometheusMeter
 from adapters.redis import EMBEDDED, RedisIndex, connect
 from producers.core.breaker import Breaker
 from producers.core.local import Amount
@@ -369,5 +370,22 @@ def test_a_childs_requests_count_for_its_parent_at_the_door() -> None:
                 "304 of 500 tokens/minute at 'chat' for all of 'acme' are used, the request costs "
                 "198"
             )
+
+    asyncio.run(scenario())
+
+
+def test_limits_in_shadow_and_charges_without_redis_are_counted() -> None:
+    async def scenario() -> None:
+        broken, clock, meter = Broken(), Clock(), PrometheusMeter()
+        keeper = LimitKeeper(broken, clock, meter=meter)
+        tried = Allowance(9, requests_per_month=2, shadow=("requests_per_month",))
+        for number in range(4):
+            verdict = await keeper.charge(Charge("a", "e", str(number), 1, 0, tried))
+            assert verdict is not None
+            assert verdict.is_admitted
+        assert (
+            meter.value("ingress_shadow_refusals_total", kind="requests/month", endpoint="e") == 2
+        )
+        assert meter.value("ingress_charges_without_redis_total", kind="degraded") == 4
 
     asyncio.run(scenario())
