@@ -152,6 +152,8 @@ class LocalLimits:
         decisive = 0
         if paid and (paid.is_settled or not any(more)):
             admission = Admission.REPEATED
+            if len(paid.parts) == 1:  # another call counts on it now: it is not given back
+                paid.parts.append(paid.parts[0]._replace(taken=Amount(0, 0)))
         else:
             for one, allowance in zip(
                 counters, (charge.allowance, charge.parent_allowance), strict=False

@@ -82,6 +82,10 @@ class Oracle:
         tokens = max(0, charge.tokens - (known.tokens if known else 0))
         limits = list(_limits(charge))
         if known and (known.is_settled or requests == tokens == 0):
+            first = known.takings[0][0].time_ms
+            shared = [Taking(who, first, 0, 0) for who in family]
+            known.takings.append(shared)
+            self.takings += shared
             return self._said(Admission.REPEATED, charge, now_ms)
         never = [one for one in limits if one.limit < 1 or one.cost(charge) > one.limit]
         if never:

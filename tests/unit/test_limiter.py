@@ -343,6 +343,25 @@ def test_a_refund_gives_back_once_and_in_the_month_of_its_charge(run: Run) -> No
     run(scenario)
 
 
+def test_a_charge_on_which_a_second_call_counts_is_not_given_back(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        limits = Allowance(10, 100)
+        charge = Charge("acme", "chat", "a", 1, 10, limits)
+        first = await counter.limiter.charge(charge, START_MS)
+        second = await counter.limiter.charge(charge, START_MS + 1)
+        assert (first.admission, second.admission) == (Admission.CHARGED, Admission.REPEATED)
+        assert not await counter.limiter.refund(charge, START_MS + 2)
+        assert await counter.limiter.settle(Settlement("acme", "chat", "a", 30), START_MS + 9_000)
+        other = await counter.limiter.charge(charge._replace(id="b"), START_MS + 9_001)
+        assert [state.used for state in other.states] == [2, 40]
+        # What it took more than was estimated counts where the estimate did.
+        later_ms = (START_MS // SLOT_MS + SLOTS) * SLOT_MS
+        last = await counter.limiter.charge(charge._replace(id="c"), later_ms)
+        assert [state.used for state in last.states] == [2, 20]
+
+    run(scenario)
+
+
 def test_true_tokens_take_the_place_of_the_estimate_once(run: Run) -> None:
     async def scenario(counter: Counter) -> None:
         limits = Allowance(None, 100)
