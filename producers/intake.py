@@ -37,6 +37,7 @@ from schemas.front import (
     LimitState,
     RequestName,
     StoreDownError,
+    Verdict,
 )
 from schemas.log import Headers, LogError, Partition, TooLargeError, UnavailableError
 from schemas.policy import UNLIMITED, Policy
@@ -85,11 +86,15 @@ class Asked(NamedTuple):
 
 
 class _Charged(NamedTuple):
-    """What an admitted request was charged; `is_new`: by this very call."""
+    """What an admitted request was charged, and what its call was told."""
 
     charge: Charge
-    limits: tuple[LimitState, ...]
-    is_new: bool
+    verdict: Verdict
+
+    @property
+    def is_new(self) -> bool:
+        """Whether by this very call."""
+        return self.verdict.admission is Admission.CHARGED
 
 
 Answer = Accepted | Problem
@@ -268,8 +273,7 @@ class Intake:
         if verdict is None:
             return unavailable("limits can't be checked: Redis does not answer")
         if verdict.is_admitted:
-            is_new = verdict.admission is Admission.CHARGED
-            self._charged[asked.name] = _Charged(charge, verdict.states, is_new)
+            self._charged[asked.name] = _Charged(charge, verdict)
             return None
         problem = over_limit(charge, verdict)
         self._refusals.note(problem, charge.tenant, charge.endpoint, charge)
@@ -282,9 +286,9 @@ class Intake:
         if charged is None:
             return answer
         if isinstance(answer, Accepted):
-            return answer._replace(limits=charged.limits)
+            return answer._replace(limits=charged.verdict.states)
         if charged.is_new and answer.reason in _UNPUBLISHED:
-            await self._keeper.refund(charged.charge)
+            await self._keeper.refund(charged.charge, charged.verdict)
         return answer
 
     async def _publish(self, asked: Asked) -> Answer:

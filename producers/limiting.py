@@ -75,10 +75,16 @@ class LimitKeeper:
             log.debug("%s at %s in shadow: %r is over it", name, charge.endpoint, charge.tenant)
         return verdict
 
-    async def refund(self, charge: Charge) -> None:
-        """Give a charge back; without Redis it stays charged there until it counts no more."""
-        self._local.refund(charge, self._clock.now_ms())
-        await self._asked(lambda: self._limits.refund(charge))
+    async def refund(self, charge: Charge, verdict: Verdict) -> None:
+        """Give back what was charged by this verdict, where it was charged.
+
+        Another try of the same request may be charged elsewhere, and in the log. Without Redis
+        it stays charged there until it counts no more.
+        """
+        if verdict.is_local:
+            self._local.refund(charge, self._clock.now_ms())
+        else:
+            await self._asked(lambda: self._limits.refund(charge))
 
     async def turn(self) -> None:
         """Announce this ingress when it is time to; finds out whether Redis is back as well."""
@@ -112,9 +118,10 @@ class LimitKeeper:
             case WhenDown.CLOSED:
                 return None
             case WhenDown.OPEN:
-                return LocalLimits().charge(charge, now_ms)
+                verdict = LocalLimits().charge(charge, now_ms)
             case WhenDown.DEGRADED:
-                return self._local.charge(shared(charge, self.ingresses), now_ms)
+                verdict = self._local.charge(shared(charge, self.ingresses), now_ms)
+        return verdict._replace(is_local=True)
 
 
 class Settler:

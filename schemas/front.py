@@ -122,7 +122,7 @@ class Verdict(NamedTuple):
 
     `states` has each enforced limit once, by name: the tenant's own or its parent's, whichever
     has less left. `refused_by` is the first that refused, `refused_of` whose it is; `shadowed`
-    are those in shadow that would have refused.
+    are those in shadow that would have refused. `is_local`: counted by this process alone.
     """
 
     admission: Admission
@@ -131,6 +131,7 @@ class Verdict(NamedTuple):
     refused_by: str = ""
     refused_of: str = ""
     shadowed: tuple[str, ...] = ()
+    is_local: bool = False
 
     @property
     def is_admitted(self) -> bool:
