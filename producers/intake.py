@@ -269,7 +269,7 @@ class Intake:
         charge = _charge_of(asked)
         if charge is None:
             return None
-        verdict = await self._keeper.charge(charge)
+        verdict = await self._keeper.charge(charge, is_first=not asked.is_named)
         if verdict is None:
             return unavailable("limits can't be checked: Redis does not answer")
         if verdict.is_admitted:

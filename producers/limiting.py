@@ -7,9 +7,11 @@ nobody in, `open` lets everybody in. The ingresses announce themselves in Redis;
 the number that lived when Redis was last heard of.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 from producers.core.breaker import Breaker
@@ -24,6 +26,10 @@ from schemas.records import End
 PAUSE_MS = 1_000
 #: An ingress announces itself so often: several times while the last one counts.
 ANNOUNCE_MS = INGRESS_TTL_MS // 5
+#: Charges that are to be given back when Redis answers; those beyond stay charged.
+OWED_MAX = 10_000
+#: And so many at once.
+REFUNDS_MAX = 64
 
 T = TypeVar("T")
 
@@ -56,6 +62,7 @@ class LimitKeeper:
         self._local = LocalLimits()
         self._breaker = Breaker(PAUSE_MS)
         self._announce_ms = 0
+        self._owed: list[Charge] = []
         #: Ingresses that lived when Redis was last heard of, this one too.
         self.ingresses = 1
 
@@ -64,12 +71,20 @@ class LimitKeeper:
         """Whether Redis failed and has not answered since."""
         return self._breaker.is_open
 
-    async def charge(self, charge: Charge) -> Verdict | None:
-        """Take the charge or nothing; None when `closed` and Redis is down."""
-        verdict = await self._asked(lambda: self._limits.charge(charge))
+    async def charge(self, charge: Charge, *, is_first: bool = False) -> Verdict | None:
+        """Take the charge or nothing; None when `closed` and Redis is down.
+
+        `is_first`: there was no earlier try of this request. Then what Redis may have charged
+        without saying so in time is given back, if the request is refused here.
+        """
+        verdict, was_asked = None, self._breaker.may_ask(self._clock.now_ms())
+        if was_asked:
+            verdict = await self._answer(lambda: self._limits.charge(charge))
         if verdict is None:
             self._meter.count("ingress_charges_without_redis", kind=self._when_down.value)
             verdict = self._alone(charge)
+            if was_asked and is_first and not (verdict and verdict.is_admitted):
+                self._owe(charge)
         for name in verdict.shadowed if verdict else ():
             self._meter.count("ingress_shadow_refusals", kind=name, endpoint=charge.endpoint)
             log.debug("%s at %s in shadow: %r is over it", name, charge.endpoint, charge.tenant)
@@ -86,19 +101,42 @@ class LimitKeeper:
         else:
             await self._asked(lambda: self._limits.refund(charge))
 
+    def refund_soon(self, charge: Charge, verdict: Verdict) -> None:
+        """The same for who can't wait: with a turn, when Redis answers."""
+        if verdict.is_local:
+            self._local.refund(charge, self._clock.now_ms())
+        else:
+            self._owe(charge)
+
     async def turn(self) -> None:
-        """Announce this ingress when it is time to; finds out whether Redis is back as well."""
+        """Announce this ingress when it is time to; finds out whether Redis is back as well.
+
+        Then give back what is owed.
+        """
         now_ms = self._clock.now_ms()
-        if now_ms < self._announce_ms and not self.is_down:
-            return
-        living = await self._asked(lambda: self._limits.announce(self._name))
-        if living is not None:
-            self.ingresses, self._announce_ms = max(1, living), now_ms + ANNOUNCE_MS
+        if now_ms >= self._announce_ms or self.is_down:
+            living = await self._asked(lambda: self._limits.announce(self._name))
+            if living is not None:
+                self.ingresses, self._announce_ms = max(1, living), now_ms + ANNOUNCE_MS
+        while self._owed and not self.is_down:
+            some, self._owed = self._owed[:REFUNDS_MAX], self._owed[REFUNDS_MAX:]
+            await self._asked(partial(self._refund_all, some))
+
+    async def _refund_all(self, charges: Sequence[Charge]) -> None:
+        await asyncio.gather(*map(self._limits.refund, charges))
+
+    def _owe(self, charge: Charge) -> None:
+        if len(self._owed) < OWED_MAX:
+            self._owed.append(charge)
 
     async def _asked(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Redis's answer; None when it has none, or was not asked."""
         if not self._breaker.may_ask(self._clock.now_ms()):
             return None
+        return await self._answer(call)
+
+    async def _answer(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """The same of who may ask."""
         try:
             answer = await call()
         except StoreDownError as error:

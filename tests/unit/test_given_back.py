@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from producers.core.local import LocalLimits
-from producers.limiting import PAUSE_MS, LimitKeeper
+from producers.limiting import PAUSE_MS, LimitKeeper, WhenDown
 from schemas.front import Charge, Settlement, StoreDownError, Verdict
 from schemas.policy import Allowance
 from tests.support.door import Clock
@@ -76,5 +78,59 @@ def test_a_charge_is_given_back_where_it_was_charged_and_nowhere_else() -> None:
         assert await shared.used() == 1
         await keeper.refund(charge("a"), first)
         assert await shared.used() == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("when_down", [WhenDown.CLOSED, WhenDown.DEGRADED])
+@pytest.mark.parametrize(("is_first", "stays"), [(True, 0), (False, 1)])
+def test_who_is_refused_because_redis_answered_too_late_does_not_pay(
+    when_down: WhenDown, *, is_first: bool, stays: int
+) -> None:
+    """Unless an earlier try of the request may have paid, and be in the log."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        shared = Shared(clock)
+        keeper = LimitKeeper(shared, clock, when_down)
+        shared.answers = False
+        await keeper.turn()
+        while when_down is WhenDown.DEGRADED:  # until nobody is let in without Redis
+            verdict = await keeper.charge(charge(f"filler{clock.value_ms}"))
+            assert verdict is not None
+            if not verdict.is_admitted:
+                break
+            clock.value_ms += 1
+        clock.value_ms += PAUSE_MS
+        before = await shared.used()
+        late = await keeper.charge(charge("late"), is_first=is_first)
+        assert late is None or not late.is_admitted
+        assert await shared.used() == before + 1
+        clock.value_ms += PAUSE_MS
+        await keeper.turn()
+        assert await shared.used() == before + 1
+        clock.value_ms += PAUSE_MS
+        shared.answers = True
+        await keeper.turn()
+        assert await shared.used() == before + stays
+
+    asyncio.run(scenario())
+
+
+def test_what_is_owed_is_bounded_and_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.limiting.OWED_MAX", 70)
+
+    async def scenario() -> None:
+        clock = Clock()
+        shared = Shared(clock)
+        keeper = LimitKeeper(shared, clock)
+        for number in range(80):
+            one = charge(str(number), 100)
+            keeper.refund_soon(one, await admitted(keeper, one))
+        await keeper.turn()
+        assert await shared.used() == 10
+        await admitted(keeper, charge("0", 100))
+        await keeper.turn()
+        assert await shared.used() == 11
 
     asyncio.run(scenario())
