@@ -282,7 +282,7 @@ class Intake:
     async def _publish_charged(self, asked: Asked) -> Answer:
         """Publish; what is certainly not in the log is not paid for."""
         charged = self._charged.pop(asked.name, None)
-        answer = await self._publish(asked)
+        answer = await self._publish(asked, charged)
         if charged is None:
             return answer
         if isinstance(answer, Accepted):
@@ -291,7 +291,7 @@ class Intake:
             await self._keeper.refund(charged.charge, charged.verdict)
         return answer
 
-    async def _publish(self, asked: Asked) -> Answer:
+    async def _publish(self, asked: Asked, charged: _Charged | None) -> Answer:
         submission, name = asked.submission, asked.name
         request, place = submission.request, self.place(asked)
 
@@ -305,6 +305,7 @@ class Intake:
                 key=request.tenant.encode(),
                 headers=codec.header(request, asked.passed_through),
                 on_late=lambda offset: self._remember(name, acceptance(offset)),
+                on_lost=lambda error: self._lost(charged, error),
             )
         except TooLargeError as error:
             problem = Problem(Reason.BODY_TOO_LARGE, str(error))
@@ -318,6 +319,11 @@ class Intake:
             return in_doubt(name.id, asked.key, str(error))
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
+
+    def _lost(self, charged: _Charged | None, error: LogError) -> None:
+        """What was in doubt is certainly not in the log: not paid for, unless it was sent again."""
+        if charged and charged.is_new and isinstance(error, TooLargeError | UnavailableError):
+            self._keeper.refund_soon(charged.charge, charged.verdict)
 
     def _acceptance(self, asked: Asked, place: Partition, offset: int) -> Acceptance:
         endpoint, tier = asked.submission.endpoint.name, asked.submission.tier

@@ -13,7 +13,7 @@ from producers.core.local import Amount
 from producers.core.shares import shared
 from producers.directory import View
 from producers.limiting import ANNOUNCE_MS, PAUSE_MS, LimitKeeper, Settler, WhenDown
-from producers.publisher import Publisher
+from producers.publisher import PUBLISH_TIMEOUT_S, Publisher
 from schemas.front import (
     Acceptance,
     Admission,
@@ -31,6 +31,7 @@ from schemas.log import LogError, TooLargeError, UnavailableError
 from schemas.policy import Allowance, Endpoint, Policy, Pool, Tenant, Tier
 from schemas.records import End, Usage
 from tests.support.door import Clock, Door, door, until
+from tests.support.sick import SickProducer
 
 
 def one(charge_id: str, cost: int = 1, limit: int = 3) -> Charge:
@@ -320,6 +321,37 @@ def test_what_is_certainly_not_in_the_log_is_not_paid_for(
             said = refused.json()
             assert (said["reason"], said["limit_name"]) == ("never_fits", "tokens/minute")
             assert (await opened.post()).status_code == 202
+            assert (await counted(opened)).requests == used
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_sent_again", "used"),
+    [
+        (UnavailableError("gone"), False, 2),
+        (UnavailableError("gone"), True, 4),
+        (LogError(), False, 4),
+    ],
+)
+def test_a_doubt_that_ends_outside_of_the_log_is_not_paid_for(
+    error: LogError, used: int, *, is_sent_again: bool
+) -> None:
+    """Not if it was sent again meanwhile: then the second one is in the log, and was not charged."""
+
+    async def scenario() -> None:
+        async with door(MemoryLog(Clock()), policy=LIMITED) as opened:
+            publisher, producer = opened.ingress._publisher, SickProducer()
+            healthy, publisher._producer = publisher._producer, producer
+            publisher._timeout_s = 0.02
+            assert (await opened.post(key="k")).json()["reason"] == "in_doubt"
+            publisher._producer, publisher._timeout_s = healthy, PUBLISH_TIMEOUT_S
+            if is_sent_again:
+                assert (await opened.post(key="k")).status_code == 202
+            producer.reports[0](None, error)
+            other = await opened.post(endpoint="chat")  # after the report, in the loop's order
+            await opened.ingress._keeper.turn()
+            assert other.status_code == 202
             assert (await counted(opened)).requests == used
 
     asyncio.run(scenario())
