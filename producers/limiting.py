@@ -183,7 +183,7 @@ class Settler:
 
 
 def _settlement(ending: Ending, view: View) -> Settlement | None:
-    """What a request took; None where no tokens are limited.
+    """What a request took; None where its charge is over anyhow.
 
     One that succeeded with no tokens at all was not counted by its engine: the estimate stays.
     """
@@ -193,7 +193,7 @@ def _settlement(ending: Ending, view: View) -> Settlement | None:
         return None
     parent = view.tenants.get(tenant.parent)
     families = [tenant, parent] if parent else [tenant]
-    if not any(view.policy.allowance(one, endpoint).counts_tokens for one in families):
+    if not any(view.policy.allowance(one, endpoint).keeps_ids for one in families):
         return None
     used = terminal.usage.input_tokens + terminal.usage.output_tokens
     tokens = None if terminal.end is End.SUCCEEDED and not used else used

@@ -104,7 +104,8 @@ class Publisher:
         """Publish one record and return its offset.
 
         Raises TooLargeError or UnavailableError when it certainly is not in the log, and
-        InDoubtError when no report came in time (`on_late` or `on_lost` is called if it comes later).
+        InDoubtError when no report came in time; of one that comes later `on_late` is told the
+        offset, `on_lost` the error.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()

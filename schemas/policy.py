@@ -72,9 +72,12 @@ class Allowance(NamedTuple):
         return self[:4] == _NO_LIMITS
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether tokens are limited: then the estimate is settled when the true ones are known."""
-        return self[1] is not None or self[3] is not None
+    def keeps_ids(self) -> bool:
+        """Whether a request's charge is known by its id until it has ended, not for a minute.
+
+        Then its true tokens are put in, and a month counts it once however late it is sent again.
+        """
+        return self[1:4] != (None, None, None)
 
 
 _NO_LIMITS = (None, None, None, None)

@@ -214,7 +214,7 @@ def test_every_key_is_tagged_with_its_family_and_expires(redis_url: str) -> None
             elif ":limit:" in key:
                 assert CHARGE_TTL_MS < ttl_ms + 5_000 <= MONTH_MS + CHARGE_TTL_MS
             else:
-                is_open = key.endswith("kid:chat:req_1")
+                is_open = not key.endswith("kid:chat:req_2")  # which is settled
                 most_ms = OPEN_CHARGE_TTL_MS if is_open else CHARGE_TTL_MS
                 assert most_ms - 60_000 < ttl_ms <= most_ms
         await client.aclose()

@@ -103,7 +103,7 @@ class Oracle:
         taken = [Taking(who, now_ms, requests, tokens) for who in family]
         self.takings += taken
         known = known or Known(charge.weight)
-        known.until_ms = now_ms + (KEPT_OPEN_MS if _counts_tokens(charge) else KEPT_MS)
+        known.until_ms = now_ms + (KEPT_OPEN_MS if _outlasts_a_minute(charge) else KEPT_MS)
         known.takings.append(taken)
         self.known[charge.tenant, charge.endpoint, charge.id] = known
         self._seen(family, now_ms)
@@ -231,10 +231,10 @@ def _limits(charge: Charge) -> list[Limit]:
     return found
 
 
-def _counts_tokens(charge: Charge) -> bool:
+def _outlasts_a_minute(charge: Charge) -> bool:
     allowances = (charge.allowance, charge.parent_allowance)
     return any(
         limit is not None
         for one in allowances
-        for limit in (one.tokens_per_minute, one.tokens_per_month)
+        for limit in (one.tokens_per_minute, one.requests_per_month, one.tokens_per_month)
     )

@@ -381,6 +381,19 @@ def test_true_tokens_take_the_place_of_the_estimate_once(run: Run) -> None:
     run(scenario)
 
 
+def test_a_month_counts_a_request_once_however_late_it_is_sent_again(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        charge = Charge("acme", "chat", "a", 1, 5, Allowance(requests_per_month=9))
+        await counter.limiter.charge(charge, START_MS)
+        again = await counter.limiter.charge(charge, START_MS + 3_600_000)
+        assert (again.admission, again.decisive.used) == (Admission.REPEATED, 1)
+        assert await counter.limiter.settle(
+            Settlement("acme", "chat", "a", 5), START_MS + 3_600_001
+        )
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     "first", ["2026-02", "2028-02", "2100-02", "2026-12", "2027-01", "2026-04"]
 )

@@ -247,10 +247,11 @@ def test_shares_sum_up_to_the_limit_and_let_each_cost_in_that_fits_it() -> None:
 
 LIMITED = Policy(
     tiers=(Tier(name="gold"),),
-    pools=(Pool(name="chat"), Pool(name="free")),
+    pools=(Pool(name="chat"), Pool(name="free"), Pool(name="monthly")),
     endpoints=(
         Endpoint(name="chat", pool="chat", weight=2, requests_per_minute=9, tokens_per_minute=500),
         Endpoint(name="free", pool="free"),
+        Endpoint(name="monthly", pool="monthly", requests_per_month=9),
     ),
     tenants=(
         Tenant(name="acme", tiers=("gold",)),
@@ -259,7 +260,7 @@ LIMITED = Policy(
 )
 
 
-def test_only_what_has_its_tokens_limited_is_settled() -> None:
+def test_only_what_is_charged_until_its_end_is_settled() -> None:
     async def scenario() -> None:
         told: list[Settlement] = []
 
@@ -278,6 +279,7 @@ def test_only_what_has_its_tokens_limited_is_settled() -> None:
             ending("bolt", "chat", End.SUCCEEDED, 0),
             ending("bolt", "free", End.EXPIRED, 0),
             ending("acme", "free", End.SUCCEEDED, 7),
+            ending("acme", "monthly", End.SUCCEEDED, 7),
             ending("gone", "chat", End.SUCCEEDED, 7),
             ending("acme", "gone", End.SUCCEEDED, 7),
         ]
@@ -286,6 +288,7 @@ def test_only_what_has_its_tokens_limited_is_settled() -> None:
             Settlement("acme", "chat", "req", 14),
             Settlement("bolt", "chat", "req", None, "acme"),
             Settlement("bolt", "free", "req", 0, "acme"),
+            Settlement("acme", "monthly", "req", 14),
         ]
         with pytest.raises(StoreDownError):
             await Settler(Limits(), lambda: None).settle(endings)
@@ -337,7 +340,7 @@ def test_what_is_certainly_not_in_the_log_is_not_paid_for(
 def test_a_doubt_that_ends_outside_of_the_log_is_not_paid_for(
     error: LogError, used: int, *, is_sent_again: bool
 ) -> None:
-    """Not if it was sent again meanwhile: then the second one is in the log, and was not charged."""
+    """Not if it was sent again meanwhile: then the second is in the log, not charged."""
 
     async def scenario() -> None:
         async with door(MemoryLog(Clock()), policy=LIMITED) as opened:
