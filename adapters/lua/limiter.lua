@@ -26,7 +26,7 @@
 --     decisive   the first limit that refused, counted from 1; 0: none
 --     used       after the call
 --     wait_ms    only of a refusal: until there is room for this cost, if nobody else takes it;
---                0 there is, -1 never
+--                0 there is, -1 never; by TIME, which may be behind what the counters have seen
 --   refund, settle: {1} done, {0} no such charge, or settled before
 --   restore: {1} done, {0} another month, or as much is counted already
 --
@@ -230,10 +230,10 @@ local function window_wait_ms(c, unit, excess)
   for i = 1, #ring, 3 do
     excess = excess - ring[i + unit]
     if excess <= 0 then
-      return (ring[i] + slots) * slot_ms - c.now
+      return (ring[i] + slots) * slot_ms - time
     end
   end
-  return (floor(c.now / slot_ms) + slots) * slot_ms - c.now
+  return (floor(c.now / slot_ms) + slots) * slot_ms - time
 end
 
 local function wait_ms(c, limit, kind, cost, more, used)
@@ -247,7 +247,7 @@ local function wait_ms(c, limit, kind, cost, more, used)
     return 0
   end
   if kind > 2 then
-    return c.month - c.now
+    return c.month - time
   end
   return window_wait_ms(c, kind, used + more - limit)
 end

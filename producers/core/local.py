@@ -78,11 +78,14 @@ class _Paid:
 
 
 class _Counters:
-    """One tenant at one endpoint, seen from `now_ms`; looking changes nothing, adding does."""
+    """One tenant at one endpoint, seen from `now_ms`; looking changes nothing, adding does.
+
+    Waits are told by the clock, which may have gone back behind it.
+    """
 
     def __init__(self) -> None:
         self.latest_ms = 0  #: greatest time of a charge
-        self.now_ms = 0
+        self.now_ms = self.clock_ms = 0
         self._month_ms = 0
         self._month = Amount(0, 0)
         self._ring: deque[tuple[int, Amount]] = deque()  #: counters by slot, oldest first
@@ -118,12 +121,12 @@ class _Counters:
     def wait_ms(self, kind: int, excess: int) -> int:
         """Until what is used is less by `excess`."""
         if kind > 1:
-            return self.month_ms - self.now_ms
+            return self.month_ms - self.clock_ms
         for slot, taken in self._counted():
             excess -= taken[kind]
             if excess <= 0:
-                return (slot + SLOTS) * SLOT_MS - self.now_ms
-        return (self.now_ms // SLOT_MS + SLOTS) * SLOT_MS - self.now_ms
+                return (slot + SLOTS) * SLOT_MS - self.clock_ms
+        return (self.now_ms // SLOT_MS + SLOTS) * SLOT_MS - self.clock_ms
 
 
 def _sum(one: Amount, other: Amount) -> Amount:
@@ -210,9 +213,9 @@ class LocalLimits:
         counters = [
             self._counters.setdefault((name, asked.endpoint), _Counters()) for name in names
         ]
-        now_ms = max(now_ms, *(one.latest_ms for one in counters))
+        clock_ms, now_ms = now_ms, max(now_ms, *(one.latest_ms for one in counters))
         for one in counters:
-            one.now_ms = now_ms
+            one.now_ms, one.clock_ms = now_ms, clock_ms
         return counters, now_ms
 
     def _known(self, name: tuple[str, str, str], now_ms: int) -> _Paid | None:

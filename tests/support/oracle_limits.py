@@ -76,7 +76,7 @@ class Oracle:
 
     def charge(self, charge: Charge, now_ms: int) -> Said:
         family = _family(charge)
-        now_ms = self._now(family, now_ms)
+        clock_ms, now_ms = now_ms, self._now(family, now_ms)
         known = self._known(charge, now_ms)
         requests = max(0, charge.requests - (known.requests if known else 0))
         tokens = max(0, charge.tokens - (known.tokens if known else 0))
@@ -99,6 +99,7 @@ class Oracle:
             wait_ms = max(
                 self._wait_ms(one, now_ms, tokens if one.is_tokens else requests) for one in full
             )
+            wait_ms += now_ms - clock_ms
             return self._said(Admission.REFUSED, charge, now_ms, full[0], wait_ms)
         taken = [Taking(who, now_ms, requests, tokens) for who in family]
         self.takings += taken

@@ -144,6 +144,20 @@ def test_a_clock_that_goes_back_frees_nothing_and_locks_nobody_out(run: Run) -> 
     run(scenario)
 
 
+def test_after_a_jump_of_the_clock_the_wait_is_as_long_as_it_takes(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        jumped_ms = START_MS + 3_600_000
+        await counter.take(jumped_ms, 1, 1)
+        refused = await counter.take(START_MS, 1, 1)
+        free_ms = (jumped_ms // SLOT_MS + SLOTS) * SLOT_MS
+        assert refused.retry_ms == free_ms - START_MS
+        assert refused.decisive.reset_s == -(-refused.retry_ms // 1_000)
+        assert not (await counter.take(free_ms - 1, 1, 1)).is_admitted
+        assert (await counter.take(free_ms, 1, 1)).is_admitted
+
+    run(scenario)
+
+
 def test_tenants_and_endpoints_are_apart(run: Run) -> None:
     async def scenario(counter: Counter) -> None:
         for tenant in ("acme", "bolt"):
