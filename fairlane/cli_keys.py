@@ -26,7 +26,7 @@ def create(
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="The id, as list shows it.")],
 ) -> None:
-    """Revoke a key: within seconds it lets nobody in."""
+    """Revoke a key: within a second it lets nobody in."""
     from adapters.clock import SystemClock
     from fairlane import keys as keeping
     from fairlane.cli_connect import connected

@@ -75,19 +75,24 @@ class Bulk:
         is_cut: bool,
         trace: bytes | None = None,
         call: str = "",
+        authorization: str | None = None,
     ) -> AsyncIterator[bytes]:
         """Take the lines in; yields their verdicts, some lines of NDJSON at a time.
 
         With `is_cut` there was more of the body: the line that was cut off and those behind it
-        have one verdict together, the last.
+        have one verdict together, the last. With `authorization` it is looked at again before
+        each wave: a key that is revoked meanwhile takes nothing more in.
         """
         if is_cut:
             body = body[: body.rfind(b"\n") + 1]
         doubt, slices = 0, Slices()
         for wave in waves(read_lines(body), WAVE_LINES, WAVE_BYTES):
+            still = caller if authorization is None else self._ingress.authenticate(authorization)
             if doubt:
                 detail = f"the log did not confirm line {doubt} in time: this one was not tried"
                 answers: list[Answer] = [unavailable(detail)] * len(wave)
+            elif isinstance(still, Problem):
+                answers = [still] * len(wave)
             else:
                 answers = await self._ingress.submit_all(caller, wave, trace, call)
                 doubt = _first_in_doubt(wave, answers)

@@ -284,7 +284,7 @@ class Ingress:
         if self._keeper.is_down:
             return unavailable("requests can't be listed now: Redis does not answer")
         try:
-            return await self._listing.page(caller.tenant.name, query)
+            return await self._listing.page(caller.tenant.name, query, self._clock.now_ms())
         except StoreDownError as error:
             return unavailable(f"requests can't be listed now: {error}")
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from adapters.memory import MemoryLog
-from producers import events
+from producers import events, http_events
 from producers.app import build_app
 from producers.core import sse
 from schemas import codec
@@ -121,6 +121,24 @@ def test_who_leaves_leaves_nothing_behind() -> None:
     play(scenario)
 
 
+def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_events, "SEND_S", 0.02)
+
+    async def scenario(opened: Door) -> None:
+        request_id = (await opened.post()).json()["id"]
+        never = asyncio.Event()
+
+        class Stuck(Listener):
+            async def _send(self, message: Any) -> None:
+                if message["type"] == "http.response.body":
+                    await never.wait()
+
+        await Stuck(opened, request_id).task
+        assert (len(opened.ingress.room), opened.ingress.room._waiting) == (0, {})
+
+    play(scenario)
+
+
 def test_a_stop_ends_the_stream_without_an_end_of_the_request() -> None:
     async def scenario(opened: Door) -> None:
         request_id = (await opened.post()).json()["id"]
@@ -153,6 +171,18 @@ def test_a_revoked_key_hears_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
         await listener.task
         assert [name for name, _, _ in listener.events()] == ["waiting"]
         assert (await poll).status_code == 401
+
+    play(scenario)
+
+
+def test_a_head_of_a_stream_does_not_wait_for_its_end() -> None:
+    async def scenario(opened: Door) -> None:
+        request_id = (await opened.post()).json()["id"]
+        path = f"/v1/requests/{request_id}/events"
+        answer = await opened.http.head(path, headers=opened.bearer("acme"))
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"].startswith(sse.TYPE)
+        assert len(opened.ingress.room) == 0
 
     play(scenario)
 

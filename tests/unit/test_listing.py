@@ -13,7 +13,7 @@ from producers import listing
 from producers.core import ids
 from producers.core.listing import PARAMETERS, cursor
 from producers.ports import Index
-from schemas.front import Acceptance, Listed, RequestName, Window
+from schemas.front import WAITING_TTL_MS, Acceptance, Listed, RequestName, Window
 from schemas.records import End
 from tests.support.door import Clock, Door, door, until
 
@@ -277,14 +277,19 @@ def test_a_list_keeps_the_newest_and_a_cursor_before_its_end_ends(
     monkeypatch.setattr("adapters.redis.LISTED_MAX", 3)
 
     async def scenario(opened: Door) -> None:
-        index, sent = opened.ingress._index, []
-        for at_ms in range(1, 8):
+        index, sent, now_ms = opened.ingress._index, [], opened.clock.value_ms
+        for number in range(1, 8):
+            at_ms = now_ms + number
             name = RequestName("acme", ids.request_id("acme", ids.ROUTE, str(at_ms)))
             await index.accept(name, Acceptance("chat", "gold", "t", 0, 0, at_ms))
             sent.append(name.id)
         assert names(await listed(opened)) == sent[:-4:-1]
-        assert await index.listed(Window("acme", 9, Listed(2, sent[1]))) == []
-        assert names(await listed(opened, f"?cursor={cursor(Listed(6, sent[5]))}")) == [sent[4]]
+        assert await index.listed(Window("acme", 9, Listed(now_ms + 2, sent[1]))) == []
+        last = cursor(Listed(now_ms + 6, sent[5]))
+        assert names(await listed(opened, f"?cursor={last}")) == [sent[4]]
+        # What is kept no longer is not looked at: a day after the longest wait nothing is.
+        opened.clock.value_ms += WAITING_TTL_MS + 7
+        assert names(await listed(opened)) == [sent[6]]
 
     play(scenario)
 
