@@ -109,41 +109,30 @@ async def _answered(call: Awaitable[R], timeout_s: float) -> R:
 class Gather(Generic[A, R]):
     """Calls that come while one is under way go out together as the next one.
 
-    With `calls_max` above 1 a full one goes out at once, so that this process and Redis work at
-    the same time. When one fails, those that wait behind it fail with it: no queue of time-outs.
+    When it fails, those that wait behind it fail with it: no queue of time-outs.
     """
 
-    def __init__(
-        self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int, calls_max: int = 1
-    ) -> None:
+    def __init__(self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int) -> None:
         """Hand in what runs up to `size_max` calls at once, answering in their order."""
-        self._run, self._size_max, self._calls_max = run, size_max, calls_max
+        self._run, self._size_max = run, size_max
         self._waiting: list[tuple[A, asyncio.Future[R]]] = []
-        self._running = 0
-        self._tasks = set[asyncio.Task[None]]()
+        self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, item: A) -> R:
         """Run one call with whatever others there are; raises what the common call raised."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        is_full = len(self._waiting) >= self._size_max * self._running
-        if not self._running or (self._running < self._calls_max and is_full):
-            self._running += 1
-            task = asyncio.create_task(self._drain())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
         return await future
 
     async def _drain(self) -> None:
-        try:
-            while self._waiting:
-                now, self._waiting = (
-                    self._waiting[: self._size_max],
-                    self._waiting[self._size_max :],
-                )
-                await self._answer(now)
-        finally:
-            self._running -= 1
+        while self._waiting:
+            now, self._waiting = (
+                self._waiting[: self._size_max],
+                self._waiting[self._size_max :],
+            )
+            await self._answer(now)
 
     async def _answer(self, calls: list[tuple[A, asyncio.Future[R]]]) -> None:
         try:

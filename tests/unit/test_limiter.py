@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from adapters.redis import EMBEDDED, Gather, _answered, connect
-from adapters.redis_limits import RedisLimits, _Item
+from adapters.redis_limits import CALLS_MAX, RedisLimits, _Item
 from producers.core.local import month_end_ms
 from schemas.front import (
     CHARGE_TTL_MS,
@@ -207,14 +207,15 @@ def test_concurrent_charges_are_gathered_and_never_exceed_the_limit() -> None:
     async def scenario() -> None:
         redis = connect(EMBEDDED)
         limits = RedisLimits(redis, "test", str(START_MS), timeout_s=10.0)
+        gather = limits._gathers[hash("acme") % CALLS_MAX]
         sizes: list[int] = []
-        plain = limits._gather._run
+        plain = gather._run
 
         async def counted(items: list[_Item]) -> list[list[int]]:
             sizes.append(len(items))
             return await plain(items)
 
-        limits._gather._run = counted
+        gather._run = counted
         verdicts = await asyncio.gather(
             *(
                 limits.charge(Charge("acme", "chat", f"req_{n}", 1, 1, Allowance(40)))
