@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from adapters.kafka_client import Settings, meaning
 from schemas.log import (
+    UNREADABLE_HEADER,
     Bounds,
     Commit,
     LogError,
@@ -147,7 +148,11 @@ class KafkaReader:
                 continue
             position = offset + 1
             value, at = message.value() or b"", message.timestamp()[1]
-            headers: Any = message.headers()
+            headers: Any
+            try:
+                headers = message.headers()
+            except (SystemError, UnicodeError):  # names that are no text: the client fails at them
+                headers = ((UNREADABLE_HEADER, b""),)
             if headers is None:
                 headers = ()
             elif len(headers) == 1 and headers[0][1] is not None:

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from secrets import token_hex
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -106,46 +106,83 @@ async def _answered(call: Awaitable[R], timeout_s: float) -> R:
         raise StoreDownError(f"Redis: no answer within {timeout_s:g} s") from error
 
 
+class _Waiting(NamedTuple, Generic[A, R]):
+    """A call that waits for its turn: since when, and after how many that had begun."""
+
+    item: A
+    future: "asyncio.Future[R]"
+    since_s: float
+    begun: int
+
+
+def _fail(calls: "Sequence[_Waiting[A, R]]", error: Exception) -> None:
+    for waiting in calls:
+        if not waiting.future.done():
+            waiting.future.set_exception(error)
+
+
 class Gather(Generic[A, R]):
     """Calls that come while one is under way go out together as the next one.
 
-    When it fails, those that wait behind it fail with it: no queue of time-outs.
+    When it fails, those that wait behind it fail with it: no queue of time-outs. Nor one of slow
+    answers: who waits for its turn longer than `wait_s` fails as well.
     """
 
-    def __init__(self, run: Callable[[list[A]], Awaitable[list[R]]], size_max: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[A]], Awaitable[list[R]]],
+        size_max: int,
+        wait_s: float = TIMEOUT_S,
+    ) -> None:
         """Hand in what runs up to `size_max` calls at once, answering in their order."""
-        self._run, self._size_max = run, size_max
-        self._waiting: list[tuple[A, asyncio.Future[R]]] = []
+        self._run, self._size_max, self._wait_s = run, size_max, wait_s
+        self._waiting: list[_Waiting[A, R]] = []
+        self._begun = 0
         self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, item: A) -> R:
         """Run one call with whatever others there are; raises what the common call raised."""
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._waiting.append(_Waiting(item, future, loop.time(), self._begun))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain())
         return await future
 
     async def _drain(self) -> None:
         while self._waiting:
+            self._give_up()
             now, self._waiting = (
                 self._waiting[: self._size_max],
                 self._waiting[self._size_max :],
             )
             await self._answer(now)
 
-    async def _answer(self, calls: list[tuple[A, asyncio.Future[R]]]) -> None:
+    def _give_up(self) -> None:
+        """Fail those whose turn comes too late; one call under way is not Redis's slowness."""
+        since_s = asyncio.get_running_loop().time() - self._wait_s
+        late = 0
+        for waiting in self._waiting:  # the oldest first
+            if waiting.since_s >= since_s or self._begun - waiting.begun <= 1:
+                break
+            late += 1
+        if late:
+            _fail(self._waiting[:late], StoreDownError(f"Redis: no turn within {self._wait_s:g} s"))
+            del self._waiting[:late]
+
+    async def _answer(self, calls: "list[_Waiting[A, R]]") -> None:
+        if not calls:
+            return
+        self._begun += 1
         try:
-            answers = await self._run([item for item, _ in calls])
+            answers = await self._run([waiting.item for waiting in calls])
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, all of them
             behind, self._waiting = self._waiting, []
-            for _, future in calls + behind:
-                if not future.done():
-                    future.set_exception(error)
+            _fail(calls + behind, error)
             return
-        for (_, future), answer in zip(calls, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        for waiting, answer in zip(calls, answers, strict=True):
+            if not waiting.future.done():
+                waiting.future.set_result(answer)
 
 
 def _source(name: str) -> str:
@@ -162,8 +199,8 @@ class RedisIndex:
         self._accept = Script(client, _source("accept"))
         self._finish = Script(client, _source("finish"))
         self._listed = client.register_script(_source("listed"))
-        self._lookups = Gather(self._lookup_all, LOOKUPS_MAX)
-        self._acceptances = Gather(self._accept_all, ENDINGS_MAX)
+        self._lookups = Gather(self._lookup_all, LOOKUPS_MAX, wait_s=timeout_s)
+        self._acceptances = Gather(self._accept_all, ENDINGS_MAX, wait_s=timeout_s)
 
     def _key(self, name: RequestName) -> str:
         return f"{self._prefix}:{{{name.tenant}}}:request:{name.id}"

@@ -30,8 +30,8 @@ class RedisClaims:
         self._prefix, self._timeout_s = prefix, timeout_s
         self._claim = Script(client, _source("claim"))
         self._unclaim = Script(client, _source("unclaim"))
-        self._claims = Gather(self._claim_all, CLAIMS_MAX)
-        self._ends = Gather(self._end_all, CLAIMS_MAX)
+        self._claims = Gather(self._claim_all, CLAIMS_MAX, wait_s=timeout_s)
+        self._ends = Gather(self._end_all, CLAIMS_MAX, wait_s=timeout_s)
 
     async def claim(self, claim: Claim) -> Claimed:
         """Begin a POST, or learn why not. Raises StoreDownError."""

@@ -76,7 +76,7 @@ class RedisLimits:
         self.now_override_ms = now_override_ms
         self._script = Script(client, _source("limiter"))
         self._ingresses = client.register_script(_source("ingresses"))
-        self._gathers = [Gather(self._run_soon, ITEMS_MAX) for _ in range(CALLS_MAX)]
+        self._gathers = [Gather(self._run_soon, ITEMS_MAX, timeout_s) for _ in range(CALLS_MAX)]
 
     async def charge(self, charge: Charge) -> Verdict:
         """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""

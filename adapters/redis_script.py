@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from redis.asyncio import Connection
 from redis.connection import HiredisRespSerializer
 from redis.exceptions import ConnectionError as NotConnectedError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -53,17 +53,25 @@ class Script:
             return await self._plain(keys=keys, args=args)
         self._is_busy = True
         try:
-            was_open = self._connection is not None and self._connection.is_connected
-            try:
-                return await self._run(keys, args)
-            except NotConnectedError:
-                if not was_open:
-                    raise
-                return await self._run(keys, args)
-            except NoScriptError:
-                return await self._plain(keys=keys, args=args)
+            return await self._run_connected(keys, args)
+        except NoScriptError:
+            return await self._plain(keys=keys, args=args)
+        except ReadOnlyError:  # another one is the master now: the name may lead there
+            await self._pool.disconnect()
+            raise
         finally:
             self._is_busy = False
+
+    async def _run_connected(
+        self, keys: Sequence[str], args: Sequence[str | int | bytes | float]
+    ) -> Any:
+        was_open = self._connection is not None and self._connection.is_connected
+        try:
+            return await self._run(keys, args)
+        except NotConnectedError:
+            if not was_open:
+                raise
+        return await self._run(keys, args)
 
     async def _run(self, keys: Sequence[str], args: Sequence[str | int | bytes | float]) -> Any:
         if self._connection is None:

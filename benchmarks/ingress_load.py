@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter, deque
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -32,8 +32,7 @@ class Caller(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
 
     def send(self, due_s: float) -> None:
         """Make the call that was due at a time of the monotonic clock."""

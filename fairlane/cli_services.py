@@ -113,6 +113,17 @@ def _ingress(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1", help="address to listen on")
     command.add_argument("--port", type=_port, default=8080, help="port to listen on (0: any)")
     _redis_down(command)
+    command.add_argument(
+        "--processes", type=_processes, default=1, help="processes behind the one port"
+    )
+    command.add_argument(
+        "--drain-s",
+        type=_drain_s,
+        default=0,
+        help="at a stop: seconds in which /readyz says so before connections are refused",
+    )
+    # Which of several it is; they start each other with it.
+    command.add_argument("--process", type=_port, default=None, help=argparse.SUPPRESS)
 
 
 def _inbox(command: argparse.ArgumentParser) -> None:
@@ -127,17 +138,6 @@ def _redis_down(command: argparse.ArgumentParser) -> None:
         default="degraded",
         help="without Redis: local limits, let nobody in, or let everybody in",
     )
-    command.add_argument(
-        "--processes", type=_processes, default=1, help="processes behind the one port"
-    )
-    command.add_argument(
-        "--drain-s",
-        type=_drain_s,
-        default=0,
-        help="at a stop: seconds in which /readyz says so before connections are refused",
-    )
-    # Which of several it is; they start each other with it.
-    command.add_argument("--process", type=_port, default=None, help=argparse.SUPPRESS)
 
 
 def _scheduler(command: argparse.ArgumentParser) -> None:

@@ -2,7 +2,8 @@
 
 The server hands a request on when its headers are complete; until then nothing of ours sees it.
 So who sends headers without end, or never the last of them, is refused here, before anything is
-parsed any further, and as a problem like everything else.
+parsed any further, and as a problem like everything else. And whatever is still sent when an
+answer is over has to become a request in time; whoever takes no answer in is given up.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from producers.core.ids import CALL_BYTES
 
 #: A request's line and headers come within this: as patient as with a body that stops.
 HEADERS_S = 10.0
+#: An answer that nobody takes in is given up: as long as a caller of bulk has for a piece.
+WRITE_S = 30.0
 #: And have so many bytes at the most: ours take less than a thousand, cookies and traces more.
 HEADER_BYTES_MAX = 64 * 1_024
 #: Connections of one process: each long poll has one, and a file is left for everything else.
@@ -37,6 +40,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._bytes = self._known_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST
         self._patience: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request, unless there are too many connections already."""
@@ -48,6 +52,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._wait_no_more()
+        self._unstick()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,6 +64,25 @@ class GuardedProtocol(HttpToolsProtocol):
             self._bytes += 1 if self._has_begun else len(data)
             if self._bytes > HEADER_BYTES_MAX:
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        is_between = self.cycle is not None and self.cycle.response_complete
+        if is_between and self._patience is None and not self.transport.is_closing():
+            self._wait()  # the server's own timer ended with this piece
+
+    def pause_writing(self) -> None:
+        """The caller is slow to take an answer in."""
+        super().pause_writing()
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._unstick()
+        super().resume_writing()
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def on_message_begin(self) -> None:
         """Another request begins."""
@@ -74,9 +98,13 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header. Raises ValueError, for the parser, if there are too many."""
+        """One header; raises ValueError, for the parser, if there are too many.
+
+        What comes behind a body is none: it would pass for what a proxy has let through.
+        """
         self._count(len(name) + len(value) + _BETWEEN)
-        super().on_header(name, value)
+        if self._is_in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Hand the request on."""
@@ -106,7 +134,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._patience = None
         if self.cycle is not None and not self.cycle.response_complete:
             self._wait()  # an answer is on its way: what comes behind it can wait for its end
-        elif self._bytes:
+        elif self._bytes and self._is_in_headers:
             self._refuse(HTTPStatus.REQUEST_TIMEOUT)
         else:
             self.transport.close()

@@ -5,6 +5,7 @@ one round trip, and a wave begins when the one before it is in the log, so that 
 them in the order of the lines. After each wave everybody else has a turn.
 """
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -38,6 +39,8 @@ TOO_LARGE = (
 )
 
 Answer = Accepted | Problem | Exception
+
+log = logging.getLogger(__name__)
 
 
 class Bulk:
@@ -96,6 +99,7 @@ class Bulk:
             else:
                 answers = await self._ingress.submit_all(caller, wave, trace, call)
                 doubt = _first_in_doubt(wave, answers)
+                _note_errors(wave, answers)
             yield b"".join(map(_verdict, wave, answers))
             await slices.rest()
         if is_cut:
@@ -118,6 +122,15 @@ def _first_in_doubt(wave: list[Line], answers: list[Answer]) -> int:
         if isinstance(answer, Problem) and answer.reason is Reason.IN_DOUBT:
             return line.number
     return 0
+
+
+def _note_errors(wave: list[Line], answers: list[Answer]) -> None:
+    """Log what the caller is told as an error of ours: the first of a kind for all."""
+    noted = set[type[Exception]]()
+    for line, answer in zip(wave, answers, strict=True):
+        if isinstance(answer, Exception) and type(answer) not in noted:
+            noted.add(type(answer))
+            log.error("line %d of a bulk call failed", line.number, exc_info=answer)
 
 
 def _verdict(line: Line, answer: Answer) -> bytes:

@@ -29,7 +29,6 @@ from producers.ports import (
 from producers.predicting import Predictor
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
-from schemas.front import StoreDownError
 from schemas.log import FencedError, Log, LogError, Membership
 from schemas.topics import Topics
 
@@ -99,6 +98,7 @@ class Inboxes:
             parts.clock,
             parts.offload,
             lambda outcome, count: parts.meter.count("inbox_records_total", count, outcome=outcome),
+            lambda ending: self._predictor.ended([ending]),
         )
         self._membership: Membership | None = None
         self._desks: dict[int, Desk] = {}
@@ -141,8 +141,8 @@ class Inboxes:
     async def turn(self, timeout_s: float) -> int:
         """Let every bucket that is held have its turn; returns how much was done.
 
-        Waits up to `timeout_s` when there is nothing to do. Raises LogError or StoreDownError
-        of one bucket after the others had their turns.
+        Waits up to `timeout_s` when there is nothing to do. Raises what one bucket failed with,
+        LogError or StoreDownError mostly, after the others had their turns.
         """
         view = self.directory.view
         if view is None or not await self._parts.offload(self._is_member):
@@ -156,7 +156,7 @@ class Inboxes:
                 log.warning("left to another process: %s", error)
                 await self._parts.offload(self._leave)
                 break
-            except (LogError, StoreDownError) as error:
+            except Exception as error:  # noqa: BLE001 - told by who called, after the others' turns
                 failures.append(error)
         self._was_busy = bool(done)
         held = sum(desk.held() for desk in self._desks.values())

@@ -31,6 +31,7 @@ from producers.intake import Asked, Intake
 from producers.ports import Clock, Offload
 from producers.publisher import Publisher
 from producers.refusing import RefusalLog
+from schemas.front import Ending
 from schemas.log import (
     InDoubtError,
     Log,
@@ -63,7 +64,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeskParts:
-    """What the desks of a process share; `count` counts records by outcome."""
+    """What the desks of a process share.
+
+    `count` counts records by outcome, `ended` is told the outcomes of requests.
+    """
 
     log: Log
     topics: Topics
@@ -73,6 +77,7 @@ class DeskParts:
     clock: Clock
     offload: Offload
     count: Callable[[str, int], None]
+    ended: Callable[[Ending], None]
 
 
 class Desk:
@@ -190,7 +195,7 @@ class Desk:
         self._commit(standing, [lost(*gap) for gap in standing.gaps])
         self._backlog = Backlog(sources)
         served = {source.tenant for source in sources.values()}
-        self._copies = Copies(standing.positions[self._results], served)
+        self._copies = Copies(standing.positions[self._results], served, parts.ended)
         self._reader.assign(standing.positions)
         self._standing = standing
         found = sum(map(len, standing.seen.values()))

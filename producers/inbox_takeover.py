@@ -123,11 +123,11 @@ def look_back(
     Raises LogError.
     """
     committed = reader.committed(group(topics), [*sources, results])
-    positions, gaps = {}, []
+    positions, ends, gaps = {}, {}, []
     for part, source in sources.items():
         commit = committed.get(part)
         low, end = reader.bounds(part)
-        positions[part] = low
+        positions[part], ends[part] = low, end
         if commit is None or commit.metadata != source.topic_id:
             continue  # a new inbox, or one that was made again
         if commit.offset > end:
@@ -137,7 +137,7 @@ def look_back(
             gaps.append(Gap(source.tenant, part[1], commit.offset, low))
     standing = Standing(dict(sources), results, positions, {}, gaps=gaps)
     _follow_results(standing, reader, committed.get(results), topics)
-    standing.seen = _seen(the_log, standing)
+    standing.seen = _seen(the_log, standing, ends)
     return standing
 
 
@@ -156,8 +156,13 @@ def _follow_results(
     standing.marks = inbox_marks.decode(commit.metadata, topics)
 
 
-def _seen(the_log: Log, standing: Standing) -> dict[Partition, dict[int, Stand]]:
-    """Offsets, by inbox, that are published and not committed, and where they stand first."""
+def _seen(
+    the_log: Log, standing: Standing, stops: Mapping[Partition, int]
+) -> dict[Partition, dict[int, Stand]]:
+    """Offsets, by inbox, that are published and not committed, and where they stand first.
+
+    Not those at or above an inbox's end: their records are gone, and others will stand there.
+    """
     by_id = {(s.topic_id, part[1]): part for part, s in standing.sources.items()}
     seen: dict[Partition, dict[int, Stand]] = {part: {} for part in standing.sources}
     scanner = the_log.reader(committed_only=False)
@@ -174,7 +179,9 @@ def _seen(the_log: Log, standing: Standing) -> dict[Partition, dict[int, Stand]]
         for record in _read(scanner, starts, ends):
             position = position_of(record.headers)
             inbox = by_id.get((position.topic_id, position.partition)) if position else None
-            if position and inbox and position.offset >= standing.positions[inbox]:
+            if not position or not inbox:
+                continue
+            if standing.positions[inbox] <= position.offset < stops[inbox]:
                 stand = Stand((record.topic, record.partition), record.offset)
                 seen[inbox].setdefault(position.offset, stand)
     finally:

@@ -44,7 +44,7 @@ from producers.limiting import LimitKeeper, Settler
 from producers.listing import Listing
 from producers.parts import Parts
 from producers.predicting import Predictor
-from producers.publisher import Publisher
+from producers.publisher import LINGER_MS, Publisher
 from producers.refilling import Refill
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -67,9 +67,6 @@ TICK_S = 0.25
 OWNER_BYTES = 8
 #: How often the published backlog is looked at: it changes a few times a second.
 BACKLOG_S = 0.1
-#: How long a record waits for others, to go to the log together: a request to the log costs both
-#: sides as much as dozens of records. Nothing to a caller, for whom the log writes to its disks.
-LINGER_MS = 2
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -264,7 +261,6 @@ class Ingress:
                 answers.append(next(shared) or self._intake.another(caller.tenant.name))
             else:
                 answers.append(asked)
-        _tell_errors(lines, answers)
         return answers
 
     async def status(
@@ -396,12 +392,3 @@ class Ingress:
         await self._keeper.turn()
         await self._intake.index_late()
         return 1
-
-
-def _tell_errors(lines: Sequence[Line], answers: Sequence[Accepted | Problem | Exception]) -> None:
-    """Log what the callers are told as an error of ours: the first of a kind for all."""
-    told = set[type[Exception]]()
-    for line, answer in zip(lines, answers, strict=True):
-        if isinstance(answer, Exception) and type(answer) not in told:
-            told.add(type(answer))
-            log.error("line %d of a bulk call failed", line.number, exc_info=answer)

@@ -37,6 +37,10 @@ _CHANCE_BYTES = 4
 _TOO_LATE = frozenset({Reason.DEADLINE, Reason.EXPIRED})
 
 
+#: Refusals that the same advice is for: endpoint, tier, and how late, to a doubling.
+_Kind = tuple[str, str, int]
+
+
 class _Again(NamedTuple):
     """A refused request that is looked at again, and when and how late it was."""
 
@@ -81,8 +85,8 @@ class Predictor:
         self._let: dict[RequestName, tuple[PoolView, int]] = {}
         self._open: OrderedDict[RequestName, _Open] = OrderedDict()
         self._sums: dict[str, _Sums] = {}
-        self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
-        self._again: dict[tuple[str, str], _Again] = {}
+        self._advice: dict[_Kind, Advice] = {}
+        self._again: dict[_Kind, _Again] = {}
         self._margins: dict[tuple[str, str], Margin] = {}
 
     # --- following
@@ -197,13 +201,14 @@ class Predictor:
         if target_ms is None or not is_late:
             return None
         detail = f"it would end in {told.latest_ms} ms, which is later than in {target_ms} ms"
-        over_ms, again = told.latest_ms - target_ms, (submission.endpoint.name, submission.tier)
+        over_ms = told.latest_ms - target_ms
+        again = (submission.endpoint.name, submission.tier, over_ms.bit_length())
         if over_ms >= OVER_MS_MIN and again not in self._again:
             self._again[again] = _Again(submission, let.at_ms, over_ms)
         advice = self._advice.setdefault(again, Advice())
         return self._refuse(Reason.WOULD_WAIT, detail, advice.after_ms(over_ms), submission)
 
-    def _look_again(self, name: tuple[str, str], policy: Policy, now_ms: int) -> None:
+    def _look_again(self, name: _Kind, policy: Policy, now_ms: int) -> None:
         """Whether a refused request would be let in now; then what is advised is put right."""
         submission, asked_ms, over_ms = self._again[name]
         passed_ms = now_ms - asked_ms

@@ -14,6 +14,9 @@ from schemas.log import Headers, InDoubtError, LogError, Producer, UnavailableEr
 
 #: Longest wait of a caller for the log's confirmation; after it the fate is in doubt.
 PUBLISH_TIMEOUT_S = 5.0
+#: How long a record waits for others, to go to the log together: a request to the log costs both
+#: sides as much as dozens of records. Nothing to a caller, for whom the log writes to its disks.
+LINGER_MS = 2
 #: Records sent and not yet reported. Far below the room in a client's queue (100,000), where
 #: a further record would block the event loop; above what a healthy log ever has open.
 OPEN_MAX = 20_000

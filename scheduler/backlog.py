@@ -248,8 +248,8 @@ def _rows(part: list[TenantQueue], pool: PoolState, building: dict[str, _Levels]
     for queue in part:
         tier, count, use, family = queue.tier, queue.count, queue.use, queue.family
         rank = ranks.get(tier)
-        if rank is None or not count or queue.ring is None:
-            continue  # it emptied meanwhile, or is no queue of the policy any more
+        if rank is None or not count or queue.ring is None or queue.ring.pool is not pool:
+            continue  # it emptied meanwhile, or is none of the pool's any more
         account = queue.account
         weight = account.increment // quantum or 1
         work = _work(queue.inputs, queue.tokens, queue, pool)

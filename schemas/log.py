@@ -18,6 +18,8 @@ Headers = Sequence[tuple[str, bytes]]
 
 #: Largest record (value and headers, bytes) that producers accept; the brokers' default.
 RECORD_BYTES_MAX = 1_000_000
+#: Name of the only header of a record whose own can't be read: their names are no UTF-8 text.
+UNREADABLE_HEADER = "\N{REPLACEMENT CHARACTER}"
 #: Longest commit metadata that passes through the client (FACTS: 4,096 is refused).
 METADATA_CHARS_MAX = 4_095
 #: transaction.timeout.ms of every transactional producer.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from producers.core import ids
 from producers.core.submission import BODY_BYTES_MAX, Fault, Faults
-from schemas.log import Headers, Record
+from schemas.log import UNREADABLE_HEADER, Headers, Record
 from schemas.reasons import Reason
 
 #: Header of a published request, and of what becomes of it: its place in the inbox.
@@ -80,6 +80,8 @@ def envelope(record: Record) -> Envelope | Faults:
         return _fault("headers", f"there are {count}; a record has up to {HEADERS_MAX}")
     found: dict[str, bytes] = {}
     for name, content in record.headers:
+        if name == UNREADABLE_HEADER:
+            return _fault("headers", "their names must be UTF-8 text")
         lower = name.lower()
         if lower in OURS and found.setdefault(lower, content) != content:
             return _fault(lower, "is there twice, with two contents")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from adapters.kafka import KafkaLog
 from fairlane.policy_file import load
 from fairlane.publish import publish_policy
-from schemas.policy import Inbox, Policy
+from schemas.policy import Inbox, Policy, Predict
 from schemas.topics import Topics
 from tests.support.oracle_inbox import answers, faults, requests
 from tests.support.processes import DEADLINE_S, Processes, until
@@ -65,12 +65,14 @@ def processes(
 
 
 def policy(**limits: int) -> Policy:
+    """Nothing is refused because its workers have not joined yet."""
     inboxes = {"acme": Inbox.REFUSE, "globex": Inbox.HOLD}
     tenants = tuple(
         replace(tenant, inbox=inboxes.get(tenant.name, Inbox.OFF), requests_per_minute=limits)
         for tenant in EXAMPLE.tenants
     )
-    return replace(EXAMPLE, tenants=tenants)
+    endpoints = tuple(replace(e, predict=Predict.OFF) for e in EXAMPLE.endpoints)
+    return replace(EXAMPLE, tenants=tenants, endpoints=endpoints)
 
 
 def start_workers(processes: Processes) -> None:

@@ -214,6 +214,26 @@ def test_a_server_that_was_started_anew_goes_unnoticed(tmp_path: Path) -> None:
         asyncio.run(scenario(alone))
 
 
+def test_a_master_that_became_a_replica_is_left_for_whoever_has_its_name(tmp_path: Path) -> None:
+    """After a fail-over the old one may live on; only a new connection finds the new one."""
+
+    async def scenario(alone: RedisAlone) -> None:
+        client, other = connect(alone.url), connect(alone.url)
+        limits = RedisLimits(client, "t", timeout_s=10.0)
+        await limits.charge(Charge("a", "e", "1", 1, 1, Allowance(5)))
+        before = {line["id"] for line in await other.client_list()}
+        await other.replicaof("127.0.0.1", "1")
+        with pytest.raises(StoreDownError):
+            await limits.charge(Charge("a", "e", "2", 1, 1, Allowance(5)))
+        mine = {str(await other.client_id())}
+        assert {line["id"] for line in await other.client_list()} & before == mine
+        await client.aclose()
+        await other.aclose()
+
+    with redis_alone(tmp_path) as alone:
+        asyncio.run(scenario(alone))
+
+
 def test_every_key_is_tagged_with_its_family_and_expires(redis_url: str) -> None:
     async def scenario() -> None:
         client, prefix = connect(redis_url), f"t{token_hex(4)}"

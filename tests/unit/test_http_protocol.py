@@ -209,3 +209,56 @@ def test_balancers_are_told_before_connections_are_refused() -> None:
         there.server._captured_signals.clear()  # or the server raises it again, for us
 
     play(scenario, drain_s=3_600.0)
+
+
+LONG_BODY = b"POST /v1/requests HTTP/1.1\r\nHost: door\r\nContent-Length: 1000\r\n\r\n"
+CHUNKED = b"POST /v1/requests HTTP/1.1\r\nHost: door\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "then"),
+    [(GOOD, b"\r\n"), (LONG_BODY, b"a"), (CHUNKED, b"1\r\na\r\n"), (GOOD, b"GET /heal")],
+)
+def test_what_follows_an_answer_has_to_become_a_request(
+    monkeypatch: pytest.MonkeyPatch, call: bytes, then: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEADERS_S", 0.1)
+
+    async def scenario(there: Served) -> None:
+        reader, writer = await there.connect()
+        writer.write(call)
+        await reader.readuntil(b"}")
+        writer.write(then)
+        async with asyncio.timeout(20):
+            await reader.read()
+        writer.close()
+
+    play(scenario)
+
+
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "WRITE_S", 0.1)
+
+    async def scenario(there: Served) -> None:
+        _, writer = await there.connect()
+        call = b"GET /openapi.json HTTP/1.1\r\nHost: door\r\n\r\n"
+        writer.write(call * 300)
+        await until(lambda: bool(there.server.server_state.connections))
+        async with asyncio.timeout(20):
+            await until(lambda: not there.server.server_state.connections)
+        writer.transport.abort()
+
+    play(scenario)
+
+
+def test_what_comes_behind_a_body_is_no_header() -> None:
+    async def scenario(there: Served) -> None:
+        trailer = b"0\r\nX-Request-Id: smuggled\r\nAuthorization: Bearer no\r\n\r\n"
+        reader, writer = await there.connect()
+        writer.write(CHUNKED + b"2\r\n{}\r\n" + trailer)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401 ")
+        assert b"smuggled" not in head
+        writer.close()
+
+    play(scenario)

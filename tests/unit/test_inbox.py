@@ -9,15 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.memory import CommitFault
+from producers.core.inbox_answers import ended
 from producers.core.inbox_marks import MARKS_MAX, decode, encode
 from producers.core.submission import BODY_BYTES_MAX, outline
+from producers.inbox_desk import Desk
 from producers.inbox_takeover import group
 from producers.limiting import WhenDown
 from schemas import codec
-from schemas.log import Headers, LogError
+from schemas.log import UNREADABLE_HEADER, Headers, LogError
 from schemas.policy import Endpoint, Inbox, Pool, Topology
 from schemas.records import Request
-from schemas.topics import Topics
+from schemas.topics import Topics, bucket
 from simulation.process_log import At, Call, Killed, ProcessLog
 from tests.support.inboxes import POLICY, Post, live_until_killed
 from tests.support.oracle_inbox import faults, requests
@@ -71,6 +73,7 @@ def test_what_is_no_request_is_refused_and_nothing_stops(
     [
         ([(f"h{number}", b"") for number in range(33)], "headers"),
         ([("x", b"y" * 100)] * 5_000, "headers"),
+        ([(UNREADABLE_HEADER, b"")], "headers"),
         ([("idempotency-key", b"")], "idempotency-key"),
         ([("idempotency-key", b"two words")], "idempotency-key"),
         ([("Idempotency-Key", b"\xff\xfe")], "idempotency-key"),
@@ -445,6 +448,48 @@ def test_the_same_process_goes_on_after_a_commit_in_doubt(fault: CommitFault) ->
         await process.stop()
 
     asyncio.run(life())
+
+
+def test_our_own_failure_in_one_bucket_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Desk.turn
+
+    async def failing(desk: Desk, view: Any, timeout_s: float) -> int:
+        if desk._number == bucket("calm", 2):
+            raise ZeroDivisionError
+        return await real(desk, view, timeout_s)
+
+    monkeypatch.setattr(Desk, "turn", failing)
+    post = Post()
+    others = [t for t in ("acme", "bolt") if bucket(t, 2) != bucket("calm", 2)]
+    for tenant in (*others, "calm"):
+        post.put(tenant, GOOD)
+
+    async def life() -> None:
+        process = post.process()
+        for _ in range(20):
+            with suppress(ZeroDivisionError):
+                await post.run(process, 1)
+        await process.stop()
+
+    asyncio.run(life())
+    assert [len(requests(post)[tenant]) for tenant in others] == [1] * len(others) != []
+    assert requests(post)["calm"] == []
+
+
+def test_a_result_that_can_not_be_told_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ended
+
+    def failing(ending: Any, body: bytes, *rest: Any) -> Any:
+        if b"poison" in body:
+            raise ZeroDivisionError
+        return real(ending, body, *rest)
+
+    monkeypatch.setattr("producers.inbox_copying.ended", failing)
+    post = Post()
+    post.put("acme", GOOD | {"input": "poison"})
+    post.put("acme", GOOD)
+    post.play()
+    assert [answer["inbox"]["offset"] for answer in post.answers("acme")] == [1]
 
 
 def test_our_own_failure_at_one_record_is_answered_and_stops_nothing(

@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+from base64 import b32encode
 from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+
+import pytest
 
 from adapters.memory import MemoryLog
+from producers.core import ids
 from schemas.log import Record
 from tests.support.door import Clock, Door, door, until
 from tests.support.sick import SickProducer
@@ -78,3 +83,36 @@ def test_a_caller_that_goes_away_ends_no_copys_submission() -> None:
         publisher._producer = healthy
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("field", "key"),
+    [
+        ("order-7", "order-7"),
+        ('"order-7"', "order-7"),
+        ('  "order-7" ', "order-7"),
+        (r'"a\"b\\c"', r'a"b\c'),
+        (r'a"b\c', r'a"b\c'),
+        ("k" * ids.KEY_CHARS_MAX, "k" * ids.KEY_CHARS_MAX),
+        ("k" * (ids.KEY_CHARS_MAX + 1), None),
+        ("", None),
+        ('""', None),
+        ('"', None),
+        ('"open', None),
+        ('"two" "keys"', None),
+        (r'"bad \n escape"', None),
+        ("two words", None),
+        ("k\xe9y", None),
+    ],
+)
+def test_a_key_is_read_quoted_or_bare(field: str, key: str | None) -> None:
+    assert ids.idempotency_key(field) == key
+
+
+def test_an_id_is_the_hash_in_lower_case_base_32() -> None:
+    for number in range(50):
+        hashed = blake2b(digest_size=16)
+        for part in ("acme", ids.ROUTE, str(number)):
+            hashed.update(len(part).to_bytes(4) + part.encode())
+        expected = b32encode(hashed.digest()).decode().rstrip("=").lower()
+        assert ids.request_id("acme", ids.ROUTE, str(number)) == f"req_{expected}"

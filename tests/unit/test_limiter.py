@@ -280,6 +280,21 @@ def test_what_waits_behind_a_gathered_call_that_fails_fails_with_it() -> None:
     asyncio.run(scenario())
 
 
+def test_who_waits_behind_slow_calls_for_too_long_fails() -> None:
+    async def scenario() -> None:
+        async def run(items: list[int]) -> list[int]:
+            await asyncio.sleep(0.001)
+            return items
+
+        gather = Gather(run, 2, wait_s=0.0)
+        answers = await asyncio.gather(*map(gather, range(9)), return_exceptions=True)
+        assert answers[:4] == [0, 1, 2, 3]  # the second call is next in turn, whatever it takes
+        assert all(isinstance(answer, StoreDownError) for answer in answers[4:])
+        assert await gather(7) == 7
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_that_is_there_counts_even_when_the_loop_was_busy_for_too_long() -> None:
     async def some_turns() -> int:
         for _ in range(3):

@@ -235,6 +235,20 @@ def test_more_queues_than_one_look_takes_are_told_in_turn(count: int) -> None:
     assert sum(weight for _, _, weight in head.tiers[0].levels) == count
 
 
+def test_a_round_goes_on_with_the_state_of_a_recovery() -> None:
+    names = [f"t{number}" for number in range(2 * QUEUES_MAX)]
+    shown, recovered = Shown(policy(*names)), Core(policy(*names))
+    shown.core.take(*(shown.core.request(name, "gold") for name in names))
+    shown.turn()  # a half of them
+    recovered.now_ms = shown.core.now_ms
+    recovered.take(recovered.request("t0", "gold"), recovered.request("t7", "gold"))
+    shown.core = recovered
+    for _ in range(2):
+        shown.turn(after_ms=2_000)
+    assert set(shown.rows()) == {(0, "t7")}
+    assert shown.head.tiers[0].work == 100
+
+
 def test_without_a_board_nothing_is_looked_at() -> None:
     core = Core(policy("acme"))
     Backlog().turn(core.state, [("nowhere", 9, Seen(VERSION, 1))], [], core.now_ms)
