@@ -5,6 +5,10 @@ time-outs; then one of them tries. What happens meanwhile is the operator's choi
 (the default) counts in this process, up to this ingress's share of each limit, `closed` lets
 nobody in, `open` lets everybody in. The ingresses announce themselves in Redis; the share is by
 the number that lived when Redis was last heard of.
+
+Redis may have lost its counters when it is back. So requests that it admits are counted here too:
+what this ingress let in within a minute, by whichever counters, stays within the share while Redis
+is down, and within the limit for a minute after.
 """
 
 import asyncio
@@ -19,7 +23,17 @@ from producers.core.local import LocalLimits
 from producers.core.shares import shared
 from producers.directory import View
 from producers.ports import Clock, Limits, Meter, NoMeter
-from schemas.front import INGRESS_TTL_MS, Charge, Ending, Settlement, StoreDownError, Verdict
+from schemas.front import (
+    INGRESS_TTL_MS,
+    SLOT_MS,
+    SLOTS,
+    Admission,
+    Charge,
+    Ending,
+    Settlement,
+    StoreDownError,
+    Verdict,
+)
 from schemas.records import End
 
 #: Redis is asked again this long after it failed.
@@ -62,6 +76,7 @@ class LimitKeeper:
         self._local = LocalLimits()
         self._breaker = Breaker(PAUSE_MS)
         self._announce_ms = 0
+        self._both_until_ms = 0
         self._owed: list[Charge] = []
         #: Ingresses that lived when Redis was last heard of, this one too.
         self.ingresses = 1
@@ -80,6 +95,8 @@ class LimitKeeper:
         verdict, was_asked = None, self._breaker.may_ask(self._clock.now_ms())
         if was_asked:
             verdict = await self._answer(lambda: self._limits.charge(charge))
+        if verdict is not None and verdict.admission is Admission.CHARGED:
+            verdict = await self._both(charge, verdict)
         if verdict is None:
             self._meter.count("ingress_charges_without_redis", kind=self._when_down.value)
             verdict = self._alone(charge)
@@ -89,6 +106,18 @@ class LimitKeeper:
             self._meter.count("ingress_shadow_refusals", kind=name, endpoint=charge.endpoint)
             log.debug("%s at %s in shadow: %r is over it", name, charge.endpoint, charge.tenant)
         return verdict
+
+    async def _both(self, charge: Charge, verdict: Verdict) -> Verdict:
+        """What Redis admitted, counted here as well; refused where this ingress let in as much."""
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._both_until_ms:
+            self._local.note(charge, now_ms)
+            return verdict
+        here = self._local.charge(charge._replace(tokens=0), now_ms)
+        if here.is_admitted:
+            return verdict
+        await self.refund(charge, verdict)
+        return here
 
     async def refund(self, charge: Charge, verdict: Verdict) -> None:
         """Give back what was charged by this verdict, where it was charged.
@@ -147,6 +176,7 @@ class LimitKeeper:
             self._breaker.gave_up()
             raise
         if self._breaker.answered():
+            self._both_until_ms = self._clock.now_ms() + SLOTS * SLOT_MS
             log.warning("limits are shared again: Redis answers")
         return answer
 

@@ -44,6 +44,10 @@ class Shared:
         self._late()
         return 1
 
+    def lose(self) -> None:
+        """Start anew, with nothing counted."""
+        self._counters = LocalLimits()
+
     async def used(self) -> int:
         """Requests that are charged, found by one that is refused."""
         probe = Charge("acme", "chat", "probe", 1_000, 0, Allowance(999))
@@ -132,5 +136,50 @@ def test_what_is_owed_is_bounded_and_given_back_once(monkeypatch: pytest.MonkeyP
         await admitted(keeper, charge("0", 100))
         await keeper.turn()
         assert await shared.used() == 11
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_one_ingress_keeps_to_the_limit_whatever_becomes_of_redis(*, is_lost: bool) -> None:
+    """Before it goes, while it is away, when it is back: within any minute."""
+
+    async def scenario() -> None:
+        clock, taken = Clock(), list[int]()
+        shared = Shared(clock)
+        keeper = LimitKeeper(shared, clock)
+        for number in range(1_000):
+            clock.value_ms += 200
+            shared.is_up = number % 100 < 40
+            if is_lost and not shared.is_up:
+                shared.lose()
+            await keeper.turn()
+            verdict = await keeper.charge(charge(str(number)))
+            if verdict is not None and verdict.is_admitted:
+                taken.append(clock.value_ms)
+        for begin_ms in taken:
+            assert sum(begin_ms <= at_ms < begin_ms + 60_000 for at_ms in taken) <= 10
+        assert len(taken) >= 20
+        await keeper.turn()
+
+    asyncio.run(scenario())
+
+
+def test_what_this_ingress_refuses_is_not_charged_in_redis_either() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        shared = Shared(clock)
+        keeper = LimitKeeper(shared, clock)
+        for number in range(9):
+            await admitted(keeper, charge(str(number)))
+        shared.is_up = False
+        await keeper.charge(charge("away"))
+        shared.lose()
+        shared.is_up = True
+        clock.value_ms += PAUSE_MS
+        refused = await keeper.charge(charge("back"))
+        assert refused is not None
+        assert (refused.is_admitted, refused.refused_by) == (False, "requests/minute")
+        assert await shared.used() == 0
 
     asyncio.run(scenario())

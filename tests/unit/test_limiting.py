@@ -15,6 +15,8 @@ from producers.directory import View
 from producers.limiting import ANNOUNCE_MS, PAUSE_MS, LimitKeeper, Settler, WhenDown
 from producers.publisher import PUBLISH_TIMEOUT_S, Publisher
 from schemas.front import (
+    SLOT_MS,
+    SLOTS,
     Acceptance,
     Admission,
     Charge,
@@ -75,7 +77,7 @@ def test_without_redis_the_same_limit_is_counted_here_and_redis_is_left_alone() 
         verdicts = [await keeper.charge(one(str(n), 1, 3)) for n in range(5)]
         assert [v.is_admitted for v in verdicts if v] == [True, True, True, False, False]
         assert (broken.calls, keeper.is_down) == (1, True)
-        clock.value_ms += PAUSE_MS
+        clock.value_ms += SLOTS * SLOT_MS
         broken.is_mended = True
         verdict = await keeper.charge(one("x", 1, 3))
         assert verdict is not None
