@@ -352,12 +352,13 @@ def _charge_of(asked: Asked) -> Charge | None:
     above = policy.allowance(parent, endpoint) if parent else UNLIMITED
     if allowance.is_unlimited and above.is_unlimited:
         return None
+    output_tokens = request.output_tokens_max or endpoint.output_tokens_default
     return Charge(
         request.tenant,
         request.endpoint,
         request.id,
         endpoint.weight * request.inputs,
-        endpoint.weight * (request.input_tokens + request.output_tokens_max),
+        endpoint.weight * (request.input_tokens + output_tokens),
         allowance,
         parent.name if parent else "",
         above,

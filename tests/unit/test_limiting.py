@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from adapters.memory import MemoryLog
 from adapters.metrics import PrometheusMeter
@@ -14,6 +15,7 @@ from producers.core.shares import shared
 from producers.directory import View
 from producers.limiting import ANNOUNCE_MS, PAUSE_MS, LimitKeeper, Settler, WhenDown
 from producers.publisher import PUBLISH_TIMEOUT_S, Publisher
+from schemas import codec
 from schemas.front import (
     SLOT_MS,
     SLOTS,
@@ -31,7 +33,7 @@ from schemas.front import (
 )
 from schemas.log import LogError, TooLargeError, UnavailableError
 from schemas.policy import Allowance, Endpoint, Policy, Pool, Tenant, Tier
-from schemas.records import End, Usage
+from schemas.records import End, Request, Usage
 from tests.support.door import Clock, Door, door, until
 from tests.support.sick import SickProducer
 
@@ -381,6 +383,26 @@ def test_results_settle_what_the_door_estimated() -> None:
 
             await until(is_settled)
             assert (await opened.post(max_output_tokens=200)).status_code == 202
+
+    asyncio.run(scenario())
+
+
+def test_an_output_without_a_maximum_takes_the_endpoints_default() -> None:
+    """Otherwise its true tokens may come when their minute is over, and count nowhere."""
+    chat = structs.replace(LIMITED.endpoints[0], output_tokens_default=100)
+    policy = structs.replace(LIMITED, endpoints=(chat, *LIMITED.endpoints[1:]))
+
+    async def scenario() -> None:
+        async with door(MemoryLog(Clock()), policy=policy) as opened:
+            assert (await opened.post()).status_code == 202
+            assert (await counted(opened)).tokens == 2 * (1 + 100)
+            assert (await opened.post(max_output_tokens=9)).status_code == 202
+            assert (await counted(opened)).tokens == 2 * (1 + 100) + 2 * (1 + 9)
+            [request] = [
+                codec.decode_header(record, Request)
+                for record in opened.records(opened.topics.requests("gold"))
+            ][:1]
+            assert request.output_tokens_max == 0  # nobody is told to write less
 
     asyncio.run(scenario())
 
