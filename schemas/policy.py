@@ -169,7 +169,8 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     calendar month, UTC) are for the door; `weight` multiplies what a request takes from them
     (heavier models: more). Tokens are the input's and `max_output_tokens`, until the result tells
     the true ones; `output_tokens_default` stands for a `max_output_tokens` that is absent (0:
-    nothing is taken for the output until it is known, which may be after its minute). `shadow` names those of them that are counted and reported but refuse nobody.
+    nothing is taken for the output until it is known, which may be after its minute). `shadow`
+    names those of them that are counted and reported but refuse nobody.
 
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
