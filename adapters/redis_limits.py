@@ -42,6 +42,8 @@ ITEMS_MAX = 64
 #: Script calls under way at a time: Redis runs one while this process makes the next. Each family
 #: has its place in one of the two, so that its charges are made in their order.
 CALLS_MAX = 2
+#: And on a cluster so many for each of these, one a family: each takes a connection.
+FAMILIES_MAX = 8
 #: Texts of allowances that are kept: one for each that a policy names, mostly far fewer.
 _TEXTS_MAX = 4_096
 
@@ -152,13 +154,14 @@ class RedisLimits:
         places: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             places.setdefault(item.tag, []).append(place)
-        calls = [
-            self._call([items[place] for place in tagged], timeout_s) for tagged in places.values()
-        ]
         answers: list[list[int]] = [[]] * len(items)
-        for tagged, found in zip(places.values(), await asyncio.gather(*calls), strict=True):
-            for place, answer in zip(tagged, found, strict=True):
-                answers[place] = answer
+        families = list(places.values())
+        for start in range(0, len(families), FAMILIES_MAX):
+            some = families[start : start + FAMILIES_MAX]
+            calls = (self._call([items[place] for place in tagged], timeout_s) for tagged in some)
+            for tagged, found in zip(some, await asyncio.gather(*calls), strict=True):
+                for place, answer in zip(tagged, found, strict=True):
+                    answers[place] = answer
         return answers
 
     async def _call(self, items: list[_Item], timeout_s: float) -> list[list[int]]:
