@@ -124,56 +124,46 @@ def _fail(calls: "Sequence[_Waiting[A, R]]", error: Exception) -> None:
 class Gather(Generic[A, R]):
     """Calls that come while one is under way go out together as the next one.
 
-    With `calls_max` above 1 a full one goes out at once, so that this process and Redis work at
-    the same time. When one fails, those that wait behind it fail with it: no queue of time-outs.
-    Nor one of slow answers: who waits for its turn longer than `wait_s` fails as well.
+    When it fails, those that wait behind it fail with it: no queue of time-outs. Nor one of slow
+    answers: who waits for its turn longer than `wait_s` fails as well.
     """
 
     def __init__(
         self,
         run: Callable[[list[A]], Awaitable[list[R]]],
         size_max: int,
-        calls_max: int = 1,
         wait_s: float = TIMEOUT_S,
     ) -> None:
         """Hand in what runs up to `size_max` calls at once, answering in their order."""
-        self._run, self._size_max, self._calls_max = run, size_max, calls_max
-        self._wait_s = wait_s
+        self._run, self._size_max, self._wait_s = run, size_max, wait_s
         self._waiting: list[_Waiting[A, R]] = []
-        self._running = self._begun = 0
-        self._tasks = set[asyncio.Task[None]]()
+        self._begun = 0
+        self._task: asyncio.Task[None] | None = None
 
     async def __call__(self, item: A) -> R:
         """Run one call with whatever others there are; raises what the common call raised."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._waiting.append(_Waiting(item, future, loop.time(), self._begun))
-        is_full = len(self._waiting) >= self._size_max * self._running
-        if not self._running or (self._running < self._calls_max and is_full):
-            self._running += 1
-            task = asyncio.create_task(self._drain())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
         return await future
 
     async def _drain(self) -> None:
-        try:
-            while self._waiting:
-                self._give_up()
-                now, self._waiting = (
-                    self._waiting[: self._size_max],
-                    self._waiting[self._size_max :],
-                )
-                await self._answer(now)
-        finally:
-            self._running -= 1
+        while self._waiting:
+            self._give_up()
+            now, self._waiting = (
+                self._waiting[: self._size_max],
+                self._waiting[self._size_max :],
+            )
+            await self._answer(now)
 
     def _give_up(self) -> None:
         """Fail those whose turn comes too late; one call under way is not Redis's slowness."""
         since_s = asyncio.get_running_loop().time() - self._wait_s
         late = 0
         for waiting in self._waiting:  # the oldest first
-            if waiting.since_s >= since_s or self._begun - waiting.begun <= self._calls_max:
+            if waiting.since_s >= since_s or self._begun - waiting.begun <= 1:
                 break
             late += 1
         if late:

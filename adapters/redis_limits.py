@@ -12,7 +12,7 @@ own root), all with a TTL; the scripts' headers say what is in them:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,8 +39,11 @@ if TYPE_CHECKING:
 
 #: Items in one script call: about 1 ms of Redis's time, so that others are not held up.
 ITEMS_MAX = 64
-#: Script calls under way at a time: Redis runs one while this process makes the next.
+#: Script calls under way at a time: Redis runs one while this process makes the next. Each family
+#: has its place in one of the two, so that its charges are made in their order.
 CALLS_MAX = 2
+#: And on a cluster so many for each of these, one a family: each takes a connection.
+FAMILIES_MAX = 8
 #: Texts of allowances that are kept: one for each that a policy names, mostly far fewer.
 _TEXTS_MAX = 4_096
 
@@ -73,7 +76,7 @@ class RedisLimits:
         self.now_override_ms = now_override_ms
         self._script = Script(client, _source("limiter"))
         self._ingresses = client.register_script(_source("ingresses"))
-        self._gather = Gather(self._run_soon, ITEMS_MAX, CALLS_MAX, timeout_s)
+        self._gathers = [Gather(self._run_soon, ITEMS_MAX, timeout_s) for _ in range(CALLS_MAX)]
 
     async def charge(self, charge: Charge) -> Verdict:
         """Take the charge or nothing; raises StoreDownError (then it may have been taken)."""
@@ -81,7 +84,7 @@ class RedisLimits:
         limits = _limits(charge.allowance, charge.parent_allowance if charge.parent else None)
         amounts = f"{charge.requests} {charge.tokens} {charge.weight} {id_ms}"
         words = f"c {2 if charge.parent else 1} {amounts} {limits}"
-        return verdict(charge, await self._gather(self._item(charge, words)))
+        return verdict(charge, await self._soon(self._item(charge, words)))
 
     async def refund(self, charge: Charge) -> bool:
         """Give a charge back, once; its request was certainly not published.
@@ -89,7 +92,7 @@ class RedisLimits:
         Returns whether there was anything to give back; raises StoreDownError.
         """
         words = f"r {2 if charge.parent else 1}"
-        return bool((await self._gather(self._item(charge, words)))[0])
+        return bool((await self._soon(self._item(charge, words)))[0])
 
     async def settle(self, settlements: Sequence[Settlement]) -> int:
         """Put true tokens in the place of estimates, each once; returns how many were.
@@ -139,6 +142,9 @@ class RedisLimits:
         key = f"{self._prefix}:{{{root}}}:limit:{use.tenant}:{use.endpoint}"
         return _Item(root, (key, key), f"m 1 {use.month_end_ms} {use.requests} {use.tokens}")
 
+    def _soon(self, item: _Item) -> Coroutine[Any, Any, list[int]]:
+        return self._gathers[hash(item.tag) % CALLS_MAX](item)
+
     async def _run_soon(self, items: list[_Item]) -> list[list[int]]:
         return await self._run(items, self._timeout_s)
 
@@ -148,13 +154,14 @@ class RedisLimits:
         places: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             places.setdefault(item.tag, []).append(place)
-        calls = [
-            self._call([items[place] for place in tagged], timeout_s) for tagged in places.values()
-        ]
         answers: list[list[int]] = [[]] * len(items)
-        for tagged, found in zip(places.values(), await asyncio.gather(*calls), strict=True):
-            for place, answer in zip(tagged, found, strict=True):
-                answers[place] = answer
+        families = list(places.values())
+        for start in range(0, len(families), FAMILIES_MAX):
+            some = families[start : start + FAMILIES_MAX]
+            calls = (self._call([items[place] for place in tagged], timeout_s) for tagged in some)
+            for tagged, found in zip(some, await asyncio.gather(*calls), strict=True):
+                for place, answer in zip(tagged, found, strict=True):
+                    answers[place] = answer
         return answers
 
     async def _call(self, items: list[_Item], timeout_s: float) -> list[list[int]]:

@@ -3,13 +3,14 @@
 One operation is one POST /v1/requests of 1 kB over a kept connection: authenticated, charged
 against the tenant's limit in Redis, published to Kafka (idempotent, acks=all, the answer waits
 for it) and indexed in Redis, answered 202. Kafka and Redis are real, the ingress is the process
-that `fairlane ingress` starts; no scheduler runs, so the requests stay in the log.
+that `fairlane ingress` starts; no scheduler runs, so the requests stay in the log. A backlog is
+published for it, so that each request's wait is predicted. `predicted_wait` has the figures of
+`benchmarks.ingress_predicted`, in virtual time.
 
 `requests_per_s` is the closed loop of 64 connections, by wrk where it is installed (`loaded_by`);
 `p99_ms_half_load` is an open loop at half of that: latency counts from the time at which a call
 was due. Both are medians of the rounds. `cpu_us_per_request` is the ingress process's own. All of
-it shares one machine (`cores`). `predicted_wait` is from benchmarks.ingress_predicted, in virtual
-time.
+it shares one machine (`cores`).
 
     python -m benchmarks.ingress [--json] [--quick] [--seconds 10]
 """
@@ -28,10 +29,11 @@ from typing import Any
 from benchmarks import ingress_predicted
 from benchmarks.deployment import Deployment
 from benchmarks.figures import tell
+from benchmarks.ingress_board import told
 from benchmarks.ingress_calls import BODY_BYTES, wrk_script
 from benchmarks.stream_bench import cpu_s
 from fairlane import keys
-from schemas.policy import Endpoint, Policy, Pool, Tenant, Tier
+from schemas.policy import Endpoint, Policy, Pool, Predict, Tenant, Tier
 
 INGRESS = "ingress-0"
 TENANTS = tuple(f"tenant-{number}" for number in range(8))
@@ -43,7 +45,15 @@ PLENTY = 1_000_000_000
 POLICY = Policy(
     tiers=(Tier(name="standard"),),
     pools=(Pool(name="chat"),),
-    endpoints=(Endpoint(name="chat", pool="chat", requests_per_minute=PLENTY),),
+    endpoints=(
+        Endpoint(
+            name="chat",
+            pool="chat",
+            requests_per_minute=PLENTY,
+            predict=Predict.ON,
+            latency_ms={"standard": 60_000},
+        ),
+    ),
     tenants=tuple(Tenant(name=name, tiers=("standard",)) for name in TENANTS),
 )
 
@@ -89,7 +99,10 @@ class Callers:
 
 def run(seconds: float, warm_s: float) -> dict[str, Any]:
     """Warm everything up, then measure in rounds."""
-    with Deployment(POLICY) as deployment:
+    with (
+        Deployment(POLICY) as deployment,
+        told(deployment.addresses.redis_url, deployment.topics.prefix, POLICY, TENANTS),
+    ):
         port = str(deployment.http_port)
         deployment.define(INGRESS, "ingress", "--port", port, "--instance", INGRESS)
         deployment.start(INGRESS)
@@ -134,12 +147,13 @@ def _check(is_right: bool, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="3 s a measurement instead of 10")
+    parser.add_argument("--quick", action="store_true", help="2 s a measurement instead of 10")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     given = parser.parse_args()
-    seconds, warm_s = (3.0, 5.0) if given.quick else (given.seconds, 30.0)
-    figures = run(seconds, warm_s)
-    figures["predicted_wait"] = ingress_predicted.figures(quick=given.quick)
+    seconds, warm_s = (2.0, 3.0) if given.quick else (given.seconds, 30.0)
+    figures = run(seconds, warm_s) | {
+        "predicted_wait": ingress_predicted.figures(quick=given.quick)
+    }
     tell(figures, quick=given.quick, as_json=given.json)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlane.engines import add_options, make
 from fairlane.settings import load
+from fairlane.token_counts import tokenizer
 
 if TYPE_CHECKING:
     from fairlane.run import Process
@@ -64,6 +65,8 @@ def _serve_http(process: "Process", given: argparse.Namespace) -> int:
 
         same = ["--redis-down", given.redis_down, "--log", given.log]
         same += ["--drain-s", str(given.drain_s)]
+        for endpoint, folder in given.tokenizer:
+            same += ["--tokenizer", f"{endpoint}={folder}" if folder else endpoint]
         return run_processes(process, given.host, given.port, same, given.processes, given.drain_s)
     from fairlane.run_ingress import Serving, run_ingress
     from producers.limiting import WhenDown
@@ -73,7 +76,8 @@ def _serve_http(process: "Process", given: argparse.Namespace) -> int:
 
         watch_parent()
     when_down = WhenDown(given.redis_down)
-    serving = Serving(given.host, given.port, when_down, given.drain_s, given.process)
+    tokenizers = tuple(given.tokenizer)
+    serving = Serving(given.host, given.port, when_down, given.drain_s, given.process, tokenizers)
     return run_ingress(process, serving)
 
 
@@ -112,6 +116,14 @@ def _common(command: argparse.ArgumentParser) -> None:
 def _ingress(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1", help="address to listen on")
     command.add_argument("--port", type=_port, default=8080, help="port to listen on (0: any)")
+    command.add_argument(
+        "--tokenizer",
+        type=tokenizer,
+        action="append",
+        default=[],
+        metavar="ENDPOINT[=FOLDER]",
+        help="count its tokens as engine embed does, by the files of a model (default: installed)",
+    )
     _redis_down(command)
     command.add_argument(
         "--processes", type=_processes, default=1, help="processes behind the one port"

@@ -23,6 +23,7 @@ from adapters.redis_limits import RedisLimits
 from fairlane.errors import FairlaneError
 from fairlane.http_protocol import GuardedProtocol
 from fairlane.run import EXIT_CLEAN, EXIT_FAILED, Process, open_log, stop_on_signals
+from fairlane.token_counts import Tokenizer, load
 from producers.app import build_app
 from producers.ingress import Ingress
 from producers.limiting import WhenDown
@@ -48,6 +49,7 @@ class Serving(NamedTuple):
     when_down: WhenDown = WhenDown.DEGRADED
     drain_s: float = 0.0
     number: int | None = None
+    tokenizers: tuple[Tokenizer, ...] = ()
 
 
 def run_ingress(process: Process, serving: Serving) -> int:
@@ -77,6 +79,7 @@ def run_ingress(process: Process, serving: Serving) -> int:
                 meter=meter,
                 claims=RedisClaims(client, prefix),
                 backlog=RedisBacklog(client, prefix),
+                token_counts=load(serving.tokenizers),
             )
         )
         config = uvicorn.Config(

@@ -149,7 +149,12 @@ class _Door:
         if problem:
             return problem_answer(problem)
         verdicts = self._bulk.verdicts(
-            caller, body, is_cut=is_cut, trace=_trace(http), call=call_of(http.scope).id
+            caller,
+            body,
+            is_cut=is_cut,
+            trace=_trace(http),
+            call=call_of(http.scope).id,
+            authorization=http.headers.get("authorization", ""),
         )
         return _Verdicts(verdicts, lambda: self._bulk.leave(caller))
 

@@ -5,6 +5,7 @@ one round trip, and a wave begins when the one before it is in the log, so that 
 them in the order of the lines. After each wave everybody else has a turn.
 """
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -38,6 +39,8 @@ TOO_LARGE = (
 )
 
 Answer = Accepted | Problem | Exception
+
+log = logging.getLogger(__name__)
 
 
 class Bulk:
@@ -75,22 +78,28 @@ class Bulk:
         is_cut: bool,
         trace: bytes | None = None,
         call: str = "",
+        authorization: str | None = None,
     ) -> AsyncIterator[bytes]:
         """Take the lines in; yields their verdicts, some lines of NDJSON at a time.
 
         With `is_cut` there was more of the body: the line that was cut off and those behind it
-        have one verdict together, the last.
+        have one verdict together, the last. With `authorization` it is looked at again before
+        each wave: a key that is revoked meanwhile takes nothing more in.
         """
         if is_cut:
             body = body[: body.rfind(b"\n") + 1]
         doubt, slices = 0, Slices()
         for wave in waves(read_lines(body), WAVE_LINES, WAVE_BYTES):
+            still = caller if authorization is None else self._ingress.authenticate(authorization)
             if doubt:
                 detail = f"the log did not confirm line {doubt} in time: this one was not tried"
                 answers: list[Answer] = [unavailable(detail)] * len(wave)
+            elif isinstance(still, Problem):
+                answers = [still] * len(wave)
             else:
                 answers = await self._ingress.submit_all(caller, wave, trace, call)
                 doubt = _first_in_doubt(wave, answers)
+                _note_errors(wave, answers)
             yield b"".join(map(_verdict, wave, answers))
             await slices.rest()
         if is_cut:
@@ -113,6 +122,15 @@ def _first_in_doubt(wave: list[Line], answers: list[Answer]) -> int:
         if isinstance(answer, Problem) and answer.reason is Reason.IN_DOUBT:
             return line.number
     return 0
+
+
+def _note_errors(wave: list[Line], answers: list[Answer]) -> None:
+    """Log what the caller is told as an error of ours: the first of a kind for all."""
+    noted = set[type[Exception]]()
+    for line, answer in zip(wave, answers, strict=True):
+        if isinstance(answer, Exception) and type(answer) not in noted:
+            noted.add(type(answer))
+            log.error("line %d of a bulk call failed", line.number, exc_info=answer)
 
 
 def _verdict(line: Line, answer: Answer) -> bytes:

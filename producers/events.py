@@ -42,7 +42,7 @@ class Events:
         if entry.terminal:
             if last_event_id == sse.last_id(request_id):
                 return None
-        elif self._ingress.room.is_closed:
+        elif self._ingress.room.is_closed(name.tenant):
             return unavailable("too many wait here already, or the ingress stops; come back")
         return self._stream(name, entry, authorization)
 

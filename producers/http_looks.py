@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from producers.core.answers import Problem, of_faults, status_document, summary
 from producers.core.listing import Page, cursor, read_query
+from producers.core.sse import TYPE
 from producers.core.submission import Faults
 from producers.events import Events
 from producers.http_answers import json_answer, problem_answer
@@ -65,7 +66,12 @@ class Looks:
         opened = await self._events.open(caller, authorization, http.path_params["id"], last)
         if opened is None:
             return Response(status_code=204)
-        return problem_answer(opened) if isinstance(opened, Problem) else EventAnswer(opened)
+        if isinstance(opened, Problem):
+            return problem_answer(opened)
+        if http.method == "HEAD":  # what a GET would have, at once and without its events
+            await opened.aclose()
+            return Response(media_type=TYPE)
+        return EventAnswer(opened)
 
 
 def _document(page: Page) -> dict[str, object]:

@@ -75,11 +75,14 @@ class Inboxes:
         self._offload = Offloaded(parts.offload)
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer())
-        name = parts.instance or parts.random_bytes(OWNER_BYTES).hex()
+        # Not the name of the ingress of this instance, whose claims and share are its own.
+        name = f"inbox.{parts.instance or parts.random_bytes(OWNER_BYTES).hex()}"
         self._keeper = LimitKeeper(
             parts.limits, parts.clock, parts.when_down, name=name, meter=parts.meter
         )
-        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        self._predictor = Predictor(
+            parts.backlog, parts.clock, parts.random_bytes, parts.meter, may_hold=True
+        )
         self._refusals = RefusalLog(self._publisher, self.directory, parts.topics, parts.clock)
         self._intake = Intake(
             self._publisher,

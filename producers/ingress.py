@@ -44,7 +44,7 @@ from producers.limiting import LimitKeeper, Settler
 from producers.listing import Listing
 from producers.parts import Parts
 from producers.predicting import Predictor
-from producers.publisher import Publisher
+from producers.publisher import LINGER_MS, Publisher
 from producers.refilling import Refill
 from producers.refusing import RefusalLog
 from producers.slices import Slices
@@ -67,9 +67,6 @@ TICK_S = 0.25
 OWNER_BYTES = 8
 #: How often the published backlog is looked at: it changes a few times a second.
 BACKLOG_S = 0.1
-#: How long a record waits for others, to go to the log together: a request to the log costs both
-#: sides as much as dozens of records. Nothing to a caller, for whom the log writes to its disks.
-LINGER_MS = 2
 #: What is still on its way to the log at a stop gets this long.
 FLUSH_S = 5.0
 #: And what the index has not taken yet so long.
@@ -110,19 +107,15 @@ class Ingress:
         )
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
-        self._predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        self.predictor = Predictor(parts.backlog, parts.clock, parts.random_bytes, parts.meter)
+        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._indexer = Indexer(
-            parts.log,
-            parts.topics,
-            parts.index,
-            parts.clock,
-            parts.offload,
+            *reading,
             parts.instance,
             self.room.ended,
             Settler(parts.limits, lambda: self.directory.view).settle,
-            self._predictor.ended,
+            self.predictor.ended,
         )
-        reading = (parts.log, parts.topics, parts.index, parts.clock, parts.offload)
         self._refill = Refill(*reading, self.directory, lambda: self._indexer.generation)
         self._bodies = Bodies(parts.log, parts.offload)
         self._refusals = RefusalLog(
@@ -136,7 +129,7 @@ class Ingress:
             self._refusals,
             parts.topics,
             parts.clock,
-            self._predictor,
+            self.predictor,
             parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
         )
         self._flights = Flights[Accepted | Problem]()
@@ -194,11 +187,6 @@ class Ingress:
     def on_measure(self, tell: Callable[[], None]) -> None:
         """Call this whenever the meter is brought up to date."""
         self._tellers.append(tell)
-
-    @property
-    def knows_backlog(self) -> bool:
-        """Whether it has read what any scheduler published of what waits."""
-        return bool(self._predictor.views)
 
     def measure(self) -> None:
         """Bring the meter up to date."""
@@ -264,7 +252,6 @@ class Ingress:
                 answers.append(next(shared) or self._intake.another(caller.tenant.name))
             else:
                 answers.append(asked)
-        _tell_errors(lines, answers)
         return answers
 
     async def status(
@@ -340,7 +327,8 @@ class Ingress:
         name = RequestName(tenant.name, ids.request_id(tenant.name, ROUTE, used_key))
         if isinstance(fields, Faults):
             return fields
-        read_as = read(fields, policy, tenant, name.id, self._clock.now_ms(), faults_max)
+        now_ms, counts = self._clock.now_ms(), self._parts.token_counts
+        read_as = read(fields, policy, tenant, name.id, now_ms, faults_max, counts)
         if isinstance(read_as, Faults):
             return read_as
         digest = ids.digest(fields)
@@ -387,7 +375,7 @@ class Ingress:
     async def _follow_backlog(self) -> int:
         await self._followers.pause(BACKLOG_S)
         view = self.directory.view
-        return await self._predictor.follow(view.policy if view else None)
+        return await self.predictor.follow(view.policy if view else None)
 
     async def _tick(self) -> int:
         await self._followers.pause(TICK_S)
@@ -396,12 +384,3 @@ class Ingress:
         await self._keeper.turn()
         await self._intake.index_late()
         return 1
-
-
-def _tell_errors(lines: Sequence[Line], answers: Sequence[Accepted | Problem | Exception]) -> None:
-    """Log what the callers are told as an error of ours: the first of a kind for all."""
-    told = set[type[Exception]]()
-    for line, answer in zip(lines, answers, strict=True):
-        if isinstance(answer, Exception) and type(answer) not in told:
-            told.add(type(answer))
-            log.error("line %d of a bulk call failed", line.number, exc_info=answer)

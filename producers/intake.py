@@ -37,6 +37,7 @@ from schemas.front import (
     LimitState,
     RequestName,
     StoreDownError,
+    Verdict,
 )
 from schemas.log import Headers, LogError, Partition, TooLargeError, UnavailableError
 from schemas.policy import UNLIMITED, Policy
@@ -85,11 +86,15 @@ class Asked(NamedTuple):
 
 
 class _Charged(NamedTuple):
-    """What an admitted request was charged; `is_new`: by this very call."""
+    """What an admitted request was charged, and what its call was told."""
 
     charge: Charge
-    limits: tuple[LimitState, ...]
-    is_new: bool
+    verdict: Verdict
+
+    @property
+    def is_new(self) -> bool:
+        """Whether by this very call."""
+        return self.verdict.admission is Admission.CHARGED
 
 
 Answer = Accepted | Problem
@@ -252,7 +257,7 @@ class Intake:
         """Refuse what could not be served in time, or may not wait."""
         submission = asked.submission
         problem = self._predictor.judge(asked.name, submission, asked.policy)
-        if problem:
+        if problem and problem.reason is not Reason.UNAVAILABLE:  # that is no refusal of anybody's
             request = submission.request
             self._refusals.note(problem, request.tenant, request.endpoint)
         return problem
@@ -268,12 +273,11 @@ class Intake:
         charge = _charge_of(asked)
         if charge is None:
             return None
-        verdict = await self._keeper.charge(charge)
+        verdict = await self._keeper.charge(charge, is_first=not asked.is_named)
         if verdict is None:
             return unavailable("limits can't be checked: Redis does not answer")
         if verdict.is_admitted:
-            is_new = verdict.admission is Admission.CHARGED
-            self._charged[asked.name] = _Charged(charge, verdict.states, is_new)
+            self._charged[asked.name] = _Charged(charge, verdict)
             return None
         problem = over_limit(charge, verdict)
         self._refusals.note(problem, charge.tenant, charge.endpoint, charge)
@@ -282,16 +286,18 @@ class Intake:
     async def _publish_charged(self, asked: Asked, stuck: set[Partition] | None = None) -> Answer:
         """Publish; what is certainly not in the log is not paid for."""
         charged = self._charged.pop(asked.name, None)
-        answer = await self._publish(asked, set() if stuck is None else stuck)
+        answer = await self._publish(asked, charged, set() if stuck is None else stuck)
         if charged is None:
             return answer
         if isinstance(answer, Accepted):
-            return answer._replace(limits=charged.limits)
+            return answer._replace(limits=charged.verdict.states)
         if charged.is_new and answer.reason in _UNPUBLISHED:
-            await self._keeper.refund(charged.charge)
+            await self._keeper.refund(charged.charge, charged.verdict)
         return answer
 
-    async def _publish(self, asked: Asked, stuck: set[Partition]) -> Answer:
+    async def _publish(
+        self, asked: Asked, charged: _Charged | None, stuck: set[Partition]
+    ) -> Answer:
         submission, name = asked.submission, asked.name
         request, place = submission.request, self.place(asked)
         if place in stuck:
@@ -307,6 +313,7 @@ class Intake:
                 key=request.tenant.encode(),
                 headers=codec.header(request, asked.passed_through),
                 on_late=lambda offset: self._remember(name, acceptance(offset)),
+                on_lost=lambda error: self._lost(charged, error),
             )
         except TooLargeError as error:
             problem = Problem(Reason.BODY_TOO_LARGE, str(error))
@@ -319,8 +326,14 @@ class Intake:
             if not asked.is_named:  # its answer names the key: from now on it is this body's
                 await self._let_go(asked, None)
             return in_doubt(name.id, asked.key, str(error))
+        self._predictor.published(name, place, offset)
         await self._note(name, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
+
+    def _lost(self, charged: _Charged | None, error: LogError) -> None:
+        """What was in doubt is certainly not in the log: not paid for, unless it was sent again."""
+        if charged and charged.is_new and isinstance(error, TooLargeError | UnavailableError):
+            self._keeper.refund_soon(charged.charge, charged.verdict)
 
     def _acceptance(self, asked: Asked, place: Partition, offset: int) -> Acceptance:
         endpoint, tier = asked.submission.endpoint.name, asked.submission.tier
@@ -349,12 +362,13 @@ def _charge_of(asked: Asked) -> Charge | None:
     above = policy.allowance(parent, endpoint) if parent else UNLIMITED
     if allowance.is_unlimited and above.is_unlimited:
         return None
+    output_tokens = request.output_tokens_max or endpoint.output_tokens_default
     return Charge(
         request.tenant,
         request.endpoint,
         request.id,
         endpoint.weight * request.inputs,
-        endpoint.weight * (request.input_tokens + request.output_tokens_max),
+        endpoint.weight * (request.input_tokens + output_tokens),
         allowance,
         parent.name if parent else "",
         above,

@@ -27,16 +27,18 @@ class Listing:
 
     async def page(self, tenant: str, query: Query, now_ms: int) -> Page:
         """One page; raises StoreDownError."""
-        if query.key:
-            return await self._of([ids.request_id(tenant, ids.ROUTE, query.key)], tenant, query)
+        keyed = [ids.request_id(tenant, ids.ROUTE, query.key)] if query.key else []
         if ids.is_request_id(query.call):  # what a call without an x-request-id was told
-            return await self._of([query.call], tenant, query)
+            both = [name for name in keyed or [query.call] if name == query.call]
+            return await self._of(both, tenant, query._replace(call=""))
+        if keyed:
+            return await self._of(keyed, tenant, query)
         return await self._scan(tenant, query, now_ms)
 
-    async def _of(self, request_ids: Sequence[str], tenant: str, query: Query) -> Page:
-        entries = await self._heads(tenant, request_ids)
-        found = [(name, e) for name, e in zip(request_ids, entries, strict=True) if e]
-        return Page([(name, entry) for name, entry in found if query.has(entry)], None)
+    async def _of(self, names: Sequence[str], tenant: str, query: Query) -> Page:
+        found = zip(names, await self._heads(tenant, names), strict=True)
+        page = [(name, e) for name, e in found if e and query.has(e) and query.has_placed(e)]
+        return Page(page, None)
 
     async def _scan(self, tenant: str, query: Query, now_ms: int) -> Page:
         page: list[tuple[str, Entry]] = []

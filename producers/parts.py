@@ -1,8 +1,10 @@
 """Everything an ingress is made of, as the process wiring hands it in."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from producers.core.inputs import TokenCount
 from producers.limiting import WhenDown
 from producers.ports import (
     BacklogReader,
@@ -38,3 +40,5 @@ class Parts:
     claims: Claims | None = None
     #: None: nothing is refused by predicted waits.
     backlog: BacklogReader | None = None
+    #: Tokenizers that are at hand, by endpoint; others' tokens are estimated.
+    token_counts: Mapping[str, TokenCount] = field(default_factory=dict)

@@ -4,37 +4,38 @@
 it is charged. What it lets in counts from then on, and is withdrawn if a later step refuses it.
 Nothing is refused on what is stale: while Redis or the scheduler is away all are let in.
 
-One in a hundred of those who would be refused is let in all the same: its wait is measured, so
-that an estimate that is wrong is put right by what really happens.
+One in a hundred of those who would be refused is let in all the same, and one whenever a pool
+stands idle: its wait is measured, so that an estimate that is wrong is put right by what really
+happens.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from producers.core.advice import OVER_MS_MIN, Advice, Margin
-from producers.core.answers import Problem
-from producers.core.backlog_view import Let, PoolView, Prediction
+from producers.core.advice import OVER_MS_MIN, Advice
+from producers.core.answers import Problem, unavailable
+from producers.core.backlog_view import PoolView, Prediction
+from producers.core.compared import Compared, Told
+from producers.core.let_in import Let
 from producers.core.predicted import CHANCES, retry_after_s
 from producers.core.submission import Submission
 from producers.ports import BacklogReader, Clock, Meter, RandomBytes
 from schemas.backlog import PoolBacklog, QueueSlice, head_of, slice_name
 from schemas.codec import decode_bytes
-from schemas.front import Ending, LimitState, RequestName, Terminal
-from schemas.policy import Policy, Predict
+from schemas.front import Ending, LimitState, RequestName
+from schemas.log import Partition
+from schemas.policy import Endpoint, Inbox, Policy, Predict
 from schemas.reasons import Reason
 
 #: One in so many that would be refused is let in.
 PROBES = 100
-#: Nobody knows when a worker comes: a start takes a while.
+#: Nobody knows when a worker comes, or how fast it is: a start takes a while.
 NO_WORKERS_MS = 5_000
-#: Predictions that wait to be compared with what happened; the oldest go first.
-OPEN_MAX = 10_000
 _CHANCE_BYTES = 4
-#: Reasons of those that waited for too long to be run at all.
-_TOO_LATE = frozenset({Reason.DEADLINE, Reason.EXPIRED})
+#: Refusals that the same advice is for: endpoint, tier, and how late, to a doubling.
+_Kind = tuple[str, str, int]
 
 
 class _Again(NamedTuple):
@@ -43,24 +44,6 @@ class _Again(NamedTuple):
     submission: Submission
     asked_ms: int
     over_ms: int
-
-
-class _Open(NamedTuple):
-    """What was predicted of a request that was let in; `target_ms` None: it had no hurry."""
-
-    endpoint: str
-    tier: str
-    told: Prediction
-    target_ms: int | None
-
-
-class _Sums:
-    """Predicted against actual, until they are told to the meter."""
-
-    __slots__ = ("actual_ms", "count", "error_ms", "predicted_ms")
-
-    def __init__(self) -> None:
-        self.count = self.predicted_ms = self.actual_ms = self.error_ms = 0
 
 
 class Predictor:
@@ -72,18 +55,22 @@ class Predictor:
         clock: Clock,
         random_bytes: RandomBytes,
         meter: Meter,
+        *,
+        may_hold: bool = False,
     ) -> None:
-        """Without a `reader` all are let in."""
+        """Without a `reader` all are let in.
+
+        `may_hold`: requests stand in inboxes, and may be left there.
+        """
+        self._may_hold = may_hold and reader is not None
         self._reader, self._clock = reader, clock
         self._random_bytes, self._meter = random_bytes, meter
         self.views: dict[str, PoolView] = {}
         self._policy: Policy | None = None
         self._let: dict[RequestName, tuple[PoolView, int]] = {}
-        self._open: OrderedDict[RequestName, _Open] = OrderedDict()
-        self._sums: dict[str, _Sums] = {}
-        self._advice: dict[tuple[str, str], Advice] = {}  #: by endpoint and tier
-        self._again: dict[tuple[str, str], _Again] = {}
-        self._margins: dict[tuple[str, str], Margin] = {}
+        self._compared = Compared()
+        self._advice: dict[_Kind, Advice] = {}
+        self._again: dict[_Kind, _Again] = {}
 
     # --- following
 
@@ -108,10 +95,12 @@ class Predictor:
                 name = slice_name(head.pool, index)
                 slices[head.pool][index] = decode_bytes(data, QueueSlice, f"backlog of {name}")
         now_ms = self._clock.now_ms()
+        new = [head for head in new if _is_whole(head, slices[head.pool])]
         for head in new:
             view = self.views.setdefault(head.pool, PoolView())
             view.take(head, slices[head.pool], policy, now_ms)
         self._tell(policy, new)
+        self._forget_lost()
         for refused in list(self._again):
             self._look_again(refused, policy, now_ms)
         return len(new)
@@ -130,19 +119,27 @@ class Predictor:
             if index >= len(known) or known[index] != at_ms
         ]
 
+    def _forget_lost(self) -> None:
+        """Drop the oldest ones that nobody settled: their callers are gone."""
+        while self._let:
+            name, (view, number) = next(iter(self._let.items()))
+            if view.counts(number):
+                break
+            del self._let[name]
+
     def _tell(self, policy: Policy, heads: Iterable[PoolBacklog]) -> None:
         endpoint_of = {endpoint.pool: endpoint.name for endpoint in policy.endpoints}
         for head in heads:
             endpoint = endpoint_of.get(head.pool)
             if endpoint:
                 self._meter.gauge("ingress_endpoint_lanes", head.lanes, endpoint=endpoint)
-        for endpoint, sums in self._sums.items():
+        for endpoint, sums in self._compared.sums.items():
             count = self._meter.count
             count("ingress_predictions", sums.count, endpoint=endpoint)
             count("ingress_predicted_wait_ms", sums.predicted_ms, endpoint=endpoint)
             count("ingress_actual_wait_ms", sums.actual_ms, endpoint=endpoint)
             count("ingress_prediction_error_ms", sums.error_ms, endpoint=endpoint)
-        self._sums.clear()
+        self._compared.sums.clear()
 
     # --- judging
 
@@ -150,27 +147,40 @@ class Predictor:
         """Why a request can't be let in now; None: it counts as let in from now on."""
         view = self.views.get(submission.endpoint.pool)
         now_ms = self._clock.now_ms()
-        if view is None or view.head is None or not view.is_fresh(now_ms):
-            return None
+        if view is None or view.head is None:
+            return self._unknown(submission, policy)
         if name in self._let:
             return None  # asked again while the first call is under way
         let = _let_of(view, submission, policy, now_ms)
         if let is None:
             return None
-        problem = self._over_waiting(view, let, submission, policy)
-        if problem is None and submission.endpoint.predict is not Predict.OFF:
-            problem = self._would_wait(name, view, let, submission, policy)
+        if not view.is_fresh(now_ms):
+            problem = self._unknown(submission, policy)
+        else:
+            problem = self._over_waiting(view, let, submission, policy)
+            if problem is None and submission.endpoint.predict is not Predict.OFF:
+                problem = self._would_wait(name, view, let, submission, policy)
         if problem is None:
             self._let[name] = (view, view.let_in(let, policy))
         return problem
 
+    def published(self, name: RequestName, place: Partition, offset: int) -> None:
+        """A request is in the log there: it counts as let in until it was read."""
+        held = self._let.get(name)
+        if held is not None and self._policy is not None:
+            held[0].stands(held[1], place, offset, self._policy)
+
     def settle(self, name: RequestName, *, is_in: bool) -> None:
         """What became of a request after `judge` let it in."""
         held = self._let.pop(name, None)
-        if held is not None and not is_in and self._policy is not None:
-            view, number = held
+        if held is None or self._policy is None:
+            return
+        view, number = held
+        if is_in:
+            view.doubt(number)
+        else:
             view.withdraw(number, self._policy)
-            self._open.pop(name, None)
+            self._compared.drop(name)
 
     def look(self, submission: Submission, policy: Policy) -> Prediction | None:
         """What is predicted of a request now; None: nothing can be said. Nothing is counted."""
@@ -193,17 +203,23 @@ class Predictor:
         told = self._predict(view, let, submission, policy)
         target_ms = _target_ms(submission, let.at_ms)
         is_late = target_ms is not None and told.latest_ms > target_ms
-        self._keep(name, submission, told, None if is_late else target_ms)
+        aim_ms = None if is_late else target_ms
+        self._compared.keep(name, Told(submission.endpoint.name, submission.tier, told, aim_ms))
         if target_ms is None or not is_late:
             return None
         detail = f"it would end in {told.latest_ms} ms, which is later than in {target_ms} ms"
-        over_ms, again = told.latest_ms - target_ms, (submission.endpoint.name, submission.tier)
+        over_ms = told.latest_ms - target_ms
+        again = (submission.endpoint.name, submission.tier, over_ms.bit_length())
+        if view.is_idle and _said_ms(submission.endpoint, let) <= target_ms:
+            # what was measured is old, and nobody waits for this one
+            self._count(submission.endpoint.name, submission.tier, Reason.WOULD_WAIT, "probe")
+            return None
         if over_ms >= OVER_MS_MIN and again not in self._again:
             self._again[again] = _Again(submission, let.at_ms, over_ms)
         advice = self._advice.setdefault(again, Advice())
         return self._refuse(Reason.WOULD_WAIT, detail, advice.after_ms(over_ms), submission)
 
-    def _look_again(self, name: tuple[str, str], policy: Policy, now_ms: int) -> None:
+    def _look_again(self, name: _Kind, policy: Policy, now_ms: int) -> None:
         """Whether a refused request would be let in now; then what is advised is put right."""
         submission, asked_ms, over_ms = self._again[name]
         passed_ms = now_ms - asked_ms
@@ -226,9 +242,9 @@ class Predictor:
         head, endpoint = view.head, submission.endpoint
         assert head is not None
         waits_ms = view.predict(let.place, let.work, let.head, policy, let.at_ms)
-        said_ms = endpoint.service_ms + let.tokens * endpoint.token_us // 1_000
+        said_ms = _said_ms(endpoint, let)
         end_ms = waits_ms + max(said_ms, head.service_ms + head.spread_ms)
-        margin = self._margins.get((endpoint.name, submission.tier))
+        margin = self._compared.margins.get((endpoint.name, submission.tier))
         return Prediction(waits_ms, end_ms, margin.over(end_ms) if margin else end_ms)
 
     def _refuse(
@@ -256,6 +272,18 @@ class Predictor:
 
     # --- limits of what waits
 
+    def _unknown(self, submission: Submission, policy: Policy) -> Problem | None:
+        """What waits is not known. Who has a limit of it, and rather waits, is held."""
+        tenant, endpoint = submission.tenant, submission.endpoint
+        if not self._may_hold or tenant.inbox is not Inbox.HOLD:
+            return None
+        parent = policy.tenant(tenant.parent) if tenant.parent else None
+        for who in (tenant, parent) if parent else (tenant,):
+            limits = policy.waiting(who, endpoint), policy.waiting_tokens(who, endpoint)
+            if limits != (None, None):
+                return unavailable(f"how much waits at {endpoint.name!r} is not known now")
+        return None
+
     def _over_waiting(
         self, view: PoolView, let: Let, submission: Submission, policy: Policy
     ) -> Problem | None:
@@ -272,10 +300,9 @@ class Predictor:
             )
             if limits[0][1] is None and limits[1][1] is None:
                 continue
-            members = [who, *policy.children(who.name)]
-            used = [view.waiting(let.place._replace(tenant=member.name)) for member in members]
+            used = view.waiting(let.place._replace(tenant=who.name))
             for kind, (what, limit, more) in enumerate(limits):
-                taken = sum(waiting[kind] for waiting in used)
+                taken = used[kind]
                 if limit is not None and taken + more > limit:
                     over = taken + more - limit
                     share = self._until_ms(view, let, over, max(1, taken), policy)
@@ -286,10 +313,9 @@ class Predictor:
         """Until so much of what waits has been picked."""
         standing = view.standing(let.place, let.work, let.head, policy)
         if not standing.rate:
-            return 0
+            return NO_WORKERS_MS
         work = max(1, standing.ahead * over // taken)
-        first = let._replace(head=-1, work=work)
-        return view.predict(first.place, first.work, first.head, policy, let.at_ms)
+        return view.passes_ms(standing._replace(ahead=work, cost=0), let.at_ms)
 
     def _full(
         self, submission: Submission, what: str, limit: int, taken: int, more: int, wait_ms: int
@@ -313,38 +339,9 @@ class Predictor:
 
     # --- predicted against actual
 
-    def _keep(
-        self, name: RequestName, submission: Submission, told: Prediction, target_ms: int | None
-    ) -> None:
-        self._open[name] = _Open(submission.endpoint.name, submission.tier, told, target_ms)
-        if len(self._open) > OPEN_MAX:
-            self._open.popitem(last=False)
-
     def ended(self, endings: Iterable[Ending]) -> None:
         """Compare the waits of requests that ended with what was predicted of them."""
-        for ending in endings:
-            kept = self._open.pop(ending.name, None)
-            if kept is None:
-                continue
-            terminal = ending.terminal
-            if kept.target_ms is not None:
-                self._learn(kept, kept.target_ms, terminal)
-            if terminal.picked_ms:
-                actual_ms = max(0, terminal.picked_ms - terminal.arrived_ms)
-                sums = self._sums.setdefault(kept.endpoint, _Sums())
-                sums.count += 1
-                sums.predicted_ms += kept.told.wait_ms
-                sums.actual_ms += actual_ms
-                sums.error_ms += abs(actual_ms - kept.told.wait_ms)
-
-    def _learn(self, kept: _Open, target_ms: int, terminal: Terminal) -> None:
-        """Put the margin right by one that was let in as being in time."""
-        is_dropped = terminal.reason in _TOO_LATE
-        if not terminal.picked_ms and not is_dropped:
-            return  # cancelled, refused: it says nothing
-        actual_ms = None if is_dropped else terminal.ended_ms - terminal.arrived_ms
-        margin = self._margins.setdefault((kept.endpoint, kept.tier), Margin())
-        margin.learn(kept.told.end_ms, actual_ms, target_ms)
+        self._compared.ended(endings)
 
 
 def _let_of(view: PoolView, submission: Submission, policy: Policy, now_ms: int) -> Let | None:
@@ -355,6 +352,16 @@ def _let_of(view: PoolView, submission: Submission, policy: Policy, now_ms: int)
     request = submission.request
     work, tokens = view.work_of(request, len(submission.body), submission.endpoint)
     return Let(now_ms, place, work, tokens, head_of(request.priority, request.deadline_ms))
+
+
+def _is_whole(head: PoolBacklog, slices: Mapping[int, QueueSlice]) -> bool:
+    """Whether no slice was written again since the head: then the next head is there already."""
+    return all(part.at_ms == head.stamps[index] for index, part in slices.items())
+
+
+def _said_ms(endpoint: Endpoint, let: Let) -> int:
+    """Service as the policy says it."""
+    return endpoint.service_ms + let.tokens * endpoint.token_us // 1_000
 
 
 def _target_ms(submission: Submission, now_ms: int) -> int | None:

@@ -2,7 +2,7 @@
 
 The producer reports from its own thread, many records at once when many are on their way;
 the event loop is woken once for all that were reported meanwhile. A report that comes after
-its caller gave up is not lost: `on_late` gets it.
+its caller gave up is not lost: `on_late` gets its offset, `on_lost` its error.
 """
 
 import asyncio
@@ -14,6 +14,9 @@ from schemas.log import Headers, InDoubtError, LogError, Producer, UnavailableEr
 
 #: Longest wait of a caller for the log's confirmation; after it the fate is in doubt.
 PUBLISH_TIMEOUT_S = 5.0
+#: How long a record waits for others, to go to the log together: a request to the log costs both
+#: sides as much as dozens of records. Nothing to a caller, for whom the log writes to its disks.
+LINGER_MS = 2
 #: Records sent and not yet reported. Far below the room in a client's queue (100,000), where
 #: a further record would block the event loop; above what a healthy log ever has open.
 OPEN_MAX = 20_000
@@ -24,13 +27,14 @@ OPEN_BYTES_MAX = 256 << 20
 class _Sent:
     """A record on its way, and who waits for it: nobody once its future is done."""
 
-    __slots__ = ("error", "future", "offset", "on_late", "reports", "size")
+    __slots__ = ("error", "future", "offset", "on_late", "on_lost", "reports", "size")
 
     def __init__(
         self, reports: "_Reports", size: int, future: "asyncio.Future[int] | None" = None
     ) -> None:
         self.reports, self.size, self.future = reports, size, future
         self.on_late: Callable[[int], None] | None = None
+        self.on_lost: Callable[[LogError], None] | None = None
         self.offset: int | None = None
         self.error: LogError | None = None
 
@@ -45,6 +49,8 @@ class _Sent:
         if future is None:
             return
         if future.done():
+            if self.on_lost and error is not None:
+                self.on_lost(error)
             if self.on_late and error is None and self.offset is not None:
                 self.on_late(self.offset)
         elif error is not None:
@@ -96,16 +102,18 @@ class Publisher:
         key: bytes | None = None,
         headers: Headers = (),
         on_late: Callable[[int], None] | None = None,
+        on_lost: Callable[[LogError], None] | None = None,
     ) -> int:
         """Publish one record and return its offset.
 
         Raises TooLargeError or UnavailableError when it certainly is not in the log, and
-        InDoubtError when no report came in time (`on_late` is called if it comes later).
+        InDoubtError when no report came in time; of one that comes later `on_late` is told the
+        offset, `on_lost` the error.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
         sent = self._send(topic, partition, value, key, headers, future)
-        sent.on_late = on_late
+        sent.on_late, sent.on_lost = on_late, on_lost
         timer = loop.call_later(
             self._timeout_s, _give_up, future, f"{topic}[{partition}]", self._timeout_s
         )

@@ -8,6 +8,7 @@ time: with many waiters the period grows instead of the load.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 
 from producers.ports import Index
@@ -23,6 +24,8 @@ PATIENCE = 10
 REST_FACTOR = 4
 #: Long polls of one ingress; a further one is answered at once, with the state as it is.
 WAITERS_MAX = 5_000
+#: And of one tenant, so that nobody takes all of them.
+WAITERS_PER_TENANT_MAX = 2_500
 
 _Waiter = asyncio.Future[Entry | None]
 
@@ -56,6 +59,7 @@ class WaitRoom:
         self._index = index
         self._waiting: dict[RequestName, _Waited] = {}
         self._count = 0
+        self._of: Counter[str] = Counter()
         self._is_closed = False
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -63,14 +67,14 @@ class WaitRoom:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nobody may wait any more, or not just now."""
-        return self._is_closed or self._count >= WAITERS_MAX
+    def is_closed(self, tenant: str) -> bool:
+        """Whether nobody of a tenant may wait any more, or not just now."""
+        is_full = self._count >= WAITERS_MAX or self._of[tenant] >= WAITERS_PER_TENANT_MAX
+        return self._is_closed or is_full
 
     async def wait(self, name: RequestName, timeout_s: float | None) -> Entry | None:
         """Wait until the request has ended and return its entry; None when it has not."""
-        if self.is_closed:
+        if self.is_closed(name.tenant):
             return None
         loop = asyncio.get_running_loop()
         waiter: _Waiter = loop.create_future()
@@ -78,6 +82,7 @@ class WaitRoom:
         waited.waiters.append(waiter)
         waited.due_s = min(waited.due_s, loop.time() + PERIOD_S)  # it may have ended just now
         self._count += 1
+        self._of[name.tenant] += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look())
         try:
@@ -104,6 +109,9 @@ class WaitRoom:
 
     def _leave(self, name: RequestName, waiter: _Waiter) -> None:
         self._count -= 1
+        self._of[name.tenant] -= 1
+        if not self._of[name.tenant]:
+            del self._of[name.tenant]
         waited = self._waiting[name]
         waited.waiters.remove(waiter)
         if not waited.waiters:

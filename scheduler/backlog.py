@@ -4,12 +4,16 @@
 `schemas.backlog` says. Nothing here changes the state, and nothing of it is decided upon: a
 shard without a `Board` does none of this.
 
-Bounded: one look takes so many queues of a pool, the next look goes on where it ended; and the
-next one is due the later the more there was to look at, so that all of it takes a fiftieth of
-the time at most. With a few thousand queues everything is fresh with every look.
+Bounded: one look takes so many queues of a pool, the next look at it goes on where it ended.
+Pools are looked at in turn, one step after a cycle ends when it has taken as many queues as one
+look may, and the next step is due the later the more there was to look at: so a cycle is held
+up by a few milliseconds, and all of it takes a fiftieth of the time at most. With a few thousand
+queues everything is fresh with every step; with more, heads say how far apart they come.
 """
 
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from scheduler.core.decided import BatchOut
 from scheduler.core.pick.drr import DeficitRoundRobin
@@ -33,18 +37,22 @@ from schemas.codec import encode
 from schemas.policy import CostModel
 from schemas.records import Finished, WorkerRecord
 
-#: Time between two looks, unless there is much to look at.
+#: Time between two steps, unless there is much to look at.
 EVERY_MS = 200
 #: An idle pool is told so often: often enough not to be taken for a dead scheduler.
 IDLE_MS = 1_000
-#: Queues looked at in one look; they are one slice.
+#: Queues looked at in one look; they are one slice. A step takes no further pool after so many.
 QUEUES_MAX = 1_000
 #: A look at a queue takes 2 to 4 us, one at a pool as long as some queues': with so many in a
-#: millisecond of the time until the next look, all looks take a fiftieth of the time.
+#: millisecond of the time until the next step, all looks take a fiftieth of the time.
 QUEUES_PER_MS = 5
 _POOL_QUEUES = 30
 #: What was taken lately: the last few seconds.
 LATELY_MS = 20_000
+
+
+#: Topic, partition and the next offset to read of each.
+Positions = tuple[tuple[str, int, int], ...]
 
 
 class _Pool:
@@ -55,6 +63,7 @@ class _Pool:
         self.picked: dict[str, int] = {}  #: cost, by tier, since the last look
         self.taken: dict[str, int] = {}  #: in 1,000 s, lately
         self.looked_ms = 0
+        self.looked = 0  #: queues' worth of work that the last look was
         self.posted_ms = 0
         self.is_changed = False  #: a worker came or went
         self.left: list[TenantQueue] = []  #: queues of this round that were not looked at yet
@@ -88,7 +97,8 @@ class Backlog:
         """`board` takes what is published, and never waits."""
         self._board = board
         self._pools: dict[str, _Pool] = {}
-        self._due_ms = 0
+        self._stepped_ms = self._pause_ms = 0
+        self._last = ""  #: the pool that was looked at last
 
     def turn(
         self,
@@ -104,10 +114,32 @@ class Backlog:
         if self._board is None:
             return
         self._note(state, said, batches, now_ms)
-        if self._due_ms - EVERY_MS <= now_ms < self._due_ms:
+        if 0 <= now_ms - self._stepped_ms < self._pause_ms:
             return
-        looked = sum([self._look(pool, now_ms) for pool in state.pools.values()])
-        self._due_ms = now_ms + max(EVERY_MS, looked // QUEUES_PER_MS)
+        looked = self._step(state, now_ms)
+        self._stepped_ms, self._pause_ms = now_ms, max(EVERY_MS, looked // QUEUES_PER_MS)
+
+    def _step(self, state: State, now_ms: int) -> int:
+        """Look at the pools that are next; returns how many queues' worth of work that was."""
+        names = list(state.pools)
+        for gone in [name for name in self._pools if name not in state.pools]:
+            del self._pools[gone]
+        start = names.index(self._last) + 1 if self._last in state.pools else 0
+        read = tuple([(*part.partition, part.position) for part in state.parts])
+        looked = 0
+        for name in names[start:] + names[:start]:
+            if looked >= QUEUES_MAX:
+                break
+            known = self._pool(name)
+            known.looked = self._look(state.pools[name], known, read, now_ms)
+            looked += known.looked
+            self._last = name
+        return looked
+
+    def _every_ms(self, *, is_idle: bool) -> int:
+        """How far apart the heads of a pool come, as there is to look at now."""
+        looked = sum([known.looked for known in self._pools.values()])
+        return max(IDLE_MS if is_idle else EVERY_MS, looked // QUEUES_PER_MS)
 
     def _note(
         self,
@@ -145,9 +177,8 @@ class Backlog:
 
     # --- looks
 
-    def _look(self, pool: PoolState, now_ms: int) -> int:
+    def _look(self, pool: PoolState, known: _Pool, read: Positions, now_ms: int) -> int:
         """Publish a pool; returns how many queues' worth of work that was."""
-        known = self._pool(pool.name)
         running = sum([len(lane.flights) for lane in pool.lanes])
         is_idle = not running and not any(ring.active for ring in pool.rings.values())
         since_ms = now_ms - known.posted_ms
@@ -157,7 +188,11 @@ class Backlog:
         known.is_changed = False
         self._take_stock(pool, known, now_ms)
         looked = self._look_at_queues(pool, known, now_ms)
-        head = self._head(pool, known, running, now_ms)
+        head = replace(
+            self._head(pool, known, running, now_ms),
+            read=read,
+            every_ms=self._every_ms(is_idle=is_idle),
+        )
         known.posted_ms = now_ms
         assert self._board is not None
         self._board.post(pool.name, encode(head))
@@ -248,8 +283,8 @@ def _rows(part: list[TenantQueue], pool: PoolState, building: dict[str, _Levels]
     for queue in part:
         tier, count, use, family = queue.tier, queue.count, queue.use, queue.family
         rank = ranks.get(tier)
-        if rank is None or not count or queue.ring is None:
-            continue  # it emptied meanwhile, or is no queue of the policy any more
+        if rank is None or not count or queue.ring is None or queue.ring.pool is not pool:
+            continue  # it emptied meanwhile, or is none of the pool's any more
         account = queue.account
         weight = account.increment // quantum or 1
         work = _work(queue.inputs, queue.tokens, queue, pool)

@@ -18,6 +18,10 @@ from schemas.backlog import RATE_MS
 WINDOW_MS = 20_000
 #: A lane that says nothing for so long, and so many times what a batch takes, has no worker.
 SILENT_MS, SILENT_BATCHES = 30_000, 8
+#: ... but a first batch may load a model: before any has ended nobody knows what is long.
+FIRST_MS = 600_000
+#: After so long without a batch what was measured is old: workers may be others by then.
+OLD_MS = 60_000
 #: Averages are kept in parts of a millisecond; a new value counts for an eighth, a quarter.
 _PARTS = 16
 
@@ -55,6 +59,7 @@ class Pace:
         self._run = 0  #: of a batch once it began, in parts
         self._service = 0  #: from being sent to its end, in parts
         self._spread = 0
+        self._ended_ms = 0  #: when the last batch did
 
     @property
     def service_ms(self) -> int:
@@ -95,6 +100,9 @@ class Pace:
             following.began_ms = now_ms
         if sent is None or not sent.is_known:
             return
+        if sent.sent_ms - self._ended_ms > OLD_MS:
+            self._cost_done = self._busy_ms = self._run = self._service = 0
+        self._ended_ms = now_ms
         ran_ms = max(1, now_ms - (sent.began_ms if sent.began_ms >= 0 else now_ms))
         self._cost_done += sent.cost
         self._busy_ms += ran_ms
@@ -134,7 +142,8 @@ class Pace:
         watched = self._lanes.get(number)
         if watched is None or not watched.sent:
             return False
-        patience_ms = max(SILENT_MS, SILENT_BATCHES * (self._run // _PARTS))
+        run_ms = self._run // _PARTS
+        patience_ms = max(SILENT_MS, SILENT_BATCHES * run_ms) if self._run else FIRST_MS
         return now_ms - watched.heard_ms > patience_ms
 
     def next_end_ms(self, number: int, now_ms: int) -> int:

@@ -20,8 +20,10 @@ from schemas.policy import CostModel
 VERSION = 1
 #: A backlog that is older says nothing any more.
 STALE_MS = 2_000
+#: ... or than so many times what lies between two heads, where there is much to look at.
+STALE_LOOKS = 4
 #: A reader that comes later than this finds nothing at all.
-KEPT_MS = 10_000
+KEPT_MS = 60_000
 #: `rate` and `taken` count what is done in so many milliseconds.
 RATE_MS = 1_000_000
 #: `head` of a queue whose first request can't be compared with another.
@@ -92,6 +94,8 @@ class PoolBacklog(Struct, array_like=True, frozen=True):
         us_per_token: service of a token as learned, for `adaptive`.
         tiers: in rank order.
         stamps: when each slice of the queues was written.
+        read: (topic, partition, next offset to read) of the requests' partitions.
+        every_ms: until the next head, as it looks now.
     """
 
     v: int
@@ -109,6 +113,8 @@ class PoolBacklog(Struct, array_like=True, frozen=True):
     us_per_token: int
     tiers: tuple[TierBacklog, ...]
     stamps: tuple[int, ...]
+    read: tuple[tuple[str, int, int], ...] = ()
+    every_ms: int = 0
 
 
 def level(work: int, weight: int) -> int:

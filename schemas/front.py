@@ -25,7 +25,7 @@ CHARGE_TTL_MS = (SLOTS + 1) * SLOT_MS
 INDEX_TTL_MS = 24 * 3_600_000
 #: And that of a waiting request as much longer as one may wait: half the retention.
 WAITING_TTL_MS = RETENTION_MS // 2 + INDEX_TTL_MS
-#: An id whose tokens are to be settled is kept as long as its request may last.
+#: An id that is to be settled is kept as long as its request may last.
 OPEN_CHARGE_TTL_MS = WAITING_TTL_MS
 #: An ingress that has not said for so long that it lives is not counted among those that do.
 INGRESS_TTL_MS = 10_000
@@ -83,8 +83,8 @@ class Charge(NamedTuple):
 
     @property
     def keeps_id(self) -> bool:
-        """Whether the id is kept until the request's end: its tokens are to be settled."""
-        return self.allowance.counts_tokens or self.parent_allowance.counts_tokens
+        """Whether the id is kept until the request's end, which settles it."""
+        return self.allowance.keeps_ids or self.parent_allowance.keeps_ids
 
 
 class Settlement(NamedTuple):
@@ -122,7 +122,7 @@ class Verdict(NamedTuple):
 
     `states` has each enforced limit once, by name: the tenant's own or its parent's, whichever
     has less left. `refused_by` is the first that refused, `refused_of` whose it is; `shadowed`
-    are those in shadow that would have refused.
+    are those in shadow that would have refused. `is_local`: counted by this process alone.
     """
 
     admission: Admission
@@ -131,6 +131,7 @@ class Verdict(NamedTuple):
     refused_by: str = ""
     refused_of: str = ""
     shadowed: tuple[str, ...] = ()
+    is_local: bool = False
 
     @property
     def is_admitted(self) -> bool:

@@ -72,9 +72,12 @@ class Allowance(NamedTuple):
         return self[:4] == _NO_LIMITS
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether tokens are limited: then the estimate is settled when the true ones are known."""
-        return self[1] is not None or self[3] is not None
+    def keeps_ids(self) -> bool:
+        """Whether a request's charge is known by its id until it has ended, not for a minute.
+
+        Then its true tokens are put in, and a month counts it once however late it is sent again.
+        """
+        return self[1:4] != (None, None, None)
 
 
 _NO_LIMITS = (None, None, None, None)
@@ -165,7 +168,9 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     `requests_per_minute`, `tokens_per_minute`, `requests_per_month` and `tokens_per_month` (a
     calendar month, UTC) are for the door; `weight` multiplies what a request takes from them
     (heavier models: more). Tokens are the input's and `max_output_tokens`, until the result tells
-    the true ones. `shadow` names those of them that are counted and reported but refuse nobody.
+    the true ones; `output_tokens_default` stands for a `max_output_tokens` that is absent (0:
+    nothing is taken for the output until it is known, which may be after its minute). `shadow`
+    names those of them that are counted and reported but refuse nobody.
 
     `inputs_max` above 0: an array as the input, or under `input` of an object, is so many
     inputs of one request, which pays for each; 0: an array is one input, as any JSON is.
@@ -205,6 +210,7 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     predict: Predict = Predict.SHADOW
     latency_ms: dict[str, int] = field(default_factory=dict)
     waiting_tokens: int | None = None
+    output_tokens_default: int = 0
 
 
 class Tenant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

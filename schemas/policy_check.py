@@ -95,6 +95,7 @@ _ENDPOINT: tuple[_Range, ...] = (
     ("service_ms_max", 1, HOUR_MS),
     ("overtake_max", 0, OVERTAKE_MAX),
     ("burst", 0, COST_MAX),
+    ("output_tokens_default", 0, COST_MAX),
 )
 _TENANT: tuple[_Range, ...] = (("weight", 1, WEIGHT_MAX), ("aging_ms", 0, WAIT_MS_MAX))
 

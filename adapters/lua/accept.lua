@@ -21,7 +21,7 @@ for i = 1, #KEYS / 3 do
   local entry, list, call = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
   local acceptance, id, at_ms = ARGV[3 * i + 1], ARGV[3 * i + 2], ARGV[3 * i + 3]
   redis.call('HSETNX', entry, 'accepted', acceptance)
-  redis.call('HDEL', entry, 'claim')
+  redis.call('HDEL', entry, 'claim', 'doubt')
   redis.call('PEXPIRE', entry, ttl_ms, 'NX')
   redis.call('ZADD', list, 'NX', at_ms, id)
   lists[list] = of_tenant

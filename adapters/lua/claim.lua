@@ -11,8 +11,9 @@
 --   held             1 while another ingress is at the same body, else 0
 --
 -- The field `claim` is "<until_ms> <digest> <owner>". Past its time, or by its own owner, it is
--- taken over by the same body; another body never gets the key. An entry that is known needs no
--- claim: its acceptance has the digest.
+-- taken over by the same body; another body never gets the key. The field `doubt` says that it
+-- was: who held it before may have the request in the log, whatever becomes of this POST. An entry
+-- that is known needs no claim: its acceptance has the digest.
 
 local claim_ms, ttl_ms = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('TIME')
@@ -33,7 +34,11 @@ local function claim(key, digest, owner)
   if holder ~= owner and tonumber(till) > now then
     return {'', '', digest, 1}
   end
-  redis.call('HSET', key, 'claim', string.format('%.0f %s %s', now + claim_ms, digest, owner))
+  local claimed = string.format('%.0f %s %s', now + claim_ms, digest, owner)
+  redis.call('HSET', key, 'claim', claimed)
+  if stored[3] then
+    redis.call('HSET', key, 'doubt', 1)
+  end
   redis.call('PEXPIRE', key, ttl_ms)
   return {'', '', digest, 0}
 end

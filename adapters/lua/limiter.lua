@@ -26,7 +26,7 @@
 --     decisive   the first limit that refused, counted from 1; 0: none
 --     used       after the call
 --     wait_ms    only of a refusal: until there is room for this cost, if nobody else takes it;
---                0 there is, -1 never
+--                0 there is, -1 never; by TIME, which may be behind what the counters have seen
 --   refund, settle: {1} done, {0} no such charge, or settled before
 --   restore: {1} done, {0} another month, or as much is counted already
 --
@@ -39,6 +39,7 @@
 --   ring   "<slot> <r> <t> ..." the older counters of the window, oldest first
 -- The string of a charge: "<until> <settled> <weight> (<slot> <month> <r> <t>)..." one part a
 -- charge of the id, each in the counter and the month in which it was taken; until: kept so long.
+-- What was charged as much before has an empty part of the first one's: several calls count on it.
 --
 -- All counters are counted whole, so a window of (slots - 1) * slot_ms, wherever it begins,
 -- never holds more than the limit. A refused call writes nothing at all; in particular it
@@ -229,10 +230,10 @@ local function window_wait_ms(c, unit, excess)
   for i = 1, #ring, 3 do
     excess = excess - ring[i + unit]
     if excess <= 0 then
-      return (ring[i] + slots) * slot_ms - c.now
+      return (ring[i] + slots) * slot_ms - time
     end
   end
-  return (floor(c.now / slot_ms) + slots) * slot_ms - c.now
+  return (floor(c.now / slot_ms) + slots) * slot_ms - time
 end
 
 local function wait_ms(c, limit, kind, cost, more, used)
@@ -246,7 +247,7 @@ local function wait_ms(c, limit, kind, cost, more, used)
     return 0
   end
   if kind > 2 then
-    return c.month - c.now
+    return c.month - time
   end
   return window_wait_ms(c, kind, used + more - limit)
 end
@@ -299,6 +300,14 @@ local function has_room(r, t, limits, counters, more_r, more_t)
   return true
 end
 
+-- Notes that another call counts on what an id was charged, which is then not given back.
+local function share(key, now, paid)
+  if paid[2] == 0 and #paid == 7 then
+    paid[8], paid[9], paid[10], paid[11] = paid[4], paid[5], 0, 0
+    write_charge(key, paid[1] - now, paid)
+  end
+end
+
 -- An id that is new and has room, which is the usual case: one command tells and writes.
 local function charge_new(r, t, weight, id_ms, limits, counters, now, key)
   if not has_room(r, t, limits, counters, r, t) then
@@ -328,6 +337,7 @@ local function charge(r, t, weight, id_ms, limits, counters, now, key)
   end
   local more_r, more_t = max(0, r - paid_r), max(0, t - paid_t)
   if paid and (paid[2] == 1 or (more_r == 0 and more_t == 0)) then
+    share(key, now, paid)
     return answer(2, counters, now, 0)
   end
   if not has_room(r, t, limits, counters, more_r, more_t) then
@@ -349,7 +359,7 @@ local function charge(r, t, weight, id_ms, limits, counters, now, key)
   return answer(1, counters, now, 0)
 end
 
--- A charge in parts is not given back: an earlier try of the request may be in the log.
+-- A charge in parts is not given back: another call counts on it, and the request may be in the log.
 local function refund(counters, now, key)
   local paid = read_charge(key, now)
   if not paid or paid[2] == 1 or #paid > 7 then

@@ -8,15 +8,15 @@
 -- Answers the number of keys.
 --
 -- In doubt: the key stays this body's, and nobody holds it. Not in the log: the claim goes, if it
--- is still this owner's. What was accepted or ended meanwhile is left alone.
+-- is still this owner's; but where an earlier POST is in doubt, the key stays its body's. What was accepted or ended meanwhile is left alone.
 
 local ttl_ms = tonumber(ARGV[1])
 for i = 1, #KEYS do
   local key, digest, owner = KEYS[i], ARGV[3 * i - 1], ARGV[3 * i]
-  local stored = redis.call('HMGET', key, 'accepted', 'ended', 'claim')
+  local stored = redis.call('HMGET', key, 'accepted', 'ended', 'claim', 'doubt')
   local holder = stored[3] and string.match(stored[3], '^%d+ %S* (.*)$')
   if not stored[1] and not stored[2] and (not holder or holder == owner) then
-    if ARGV[3 * i + 1] == '1' then
+    if ARGV[3 * i + 1] == '1' or stored[4] then
       redis.call('HSET', key, 'claim', '0 ' .. digest .. ' ' .. owner)
       redis.call('PEXPIRE', key, ttl_ms)
     else

@@ -9,10 +9,11 @@ wrong puts itself right.
 
 Coming back. A request that would end `over_ms` too late is in time after that long if nobody
 else is let in meanwhile. But others are, and the prediction goes up and down a little with every
-batch, so that the first moment comes earlier or later than that. How much is learned: of each
-tier one refused request is looked at again, uncharged, until it would be let in, and the part of
-its `over_ms` that had passed by then moves what is told to the next ones, a step up or down. So
-the part is the median: as often too long as too short.
+batch, so that the first moment comes earlier or later than that: much earlier for who is late
+by little. How much is learned: of each tier and doubling of `over_ms` one refused request is
+looked at again, uncharged, until it would be let in, and the part of its `over_ms` that had
+passed by then moves what is told to the next ones, a step up or down. So the part is the median:
+as often too long as too short.
 """
 
 #: The part, in thousandths: at first, and between which it is kept.
@@ -23,7 +24,6 @@ STEPS = 16
 PATIENCE = 4
 #: What is over by less says nothing: it is told as a second anyhow.
 OVER_MS_MIN = 1_000
-
 
 #: Of those that are let in as many in a hundred may be late; the target is to be below five.
 LATE_PERCENT = 3
@@ -58,7 +58,7 @@ class Margin:
 
 
 class Advice:
-    """When to come back."""
+    """When to come back, for those who are about as late as each other."""
 
     def __init__(self) -> None:
         """Begin with the whole."""

@@ -69,8 +69,12 @@ def is_request_id(text: str) -> bool:
 
 
 def is_call_id(text: str) -> bool:
-    """Whether a caller's x-request-id is taken over: nothing in it can harm a log or a key."""
-    return len(text) <= CALL_CHARS_MAX and _CALL.fullmatch(text) is not None
+    """Whether a caller's x-request-id is taken over: nothing in it can harm a log or a key.
+
+    One in the form of a request's id would be looked up as that.
+    """
+    is_harmless = len(text) <= CALL_CHARS_MAX and _CALL.fullmatch(text) is not None
+    return is_harmless and not is_request_id(text)
 
 
 def idempotency_key(field: str) -> str | None:

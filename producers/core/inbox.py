@@ -98,7 +98,9 @@ def _envelope(found: dict[str, bytes]) -> Envelope | Faults:
     if REQUEST_ID in found:
         call = found[REQUEST_ID].decode(errors="replace")
         if not ids.is_call_id(call):
-            rule = f"1..{ids.CALL_CHARS_MAX} of letters, digits and . _ : / -"
+            rule = (
+                f"1..{ids.CALL_CHARS_MAX} of letters, digits and . _ : / -, and no id of a request"
+            )
             return _fault(REQUEST_ID, f"must be {rule}")
     return Envelope(key, found.get(TRACE, b"")[:TRACE_BYTES_MAX] or None, call)
 

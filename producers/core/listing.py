@@ -58,6 +58,13 @@ class Query(NamedTuple):
             and self.tier in {"", tier}
         )
 
+    def has_placed(self, entry: Entry) -> bool:
+        """Whether its time and its call are asked for, which its place in the list tells."""
+        acceptance, terminal = entry.acceptance, entry.terminal
+        at_ms = acceptance.accepted_ms if acceptance else terminal.arrived_ms if terminal else 0
+        call = acceptance.call if acceptance else ""
+        return self.since_ms <= at_ms <= self.until_ms and self.call in {"", call}
+
 
 class Page(NamedTuple):
     """Requests with their ids, newest first; `after` None: there are no more."""
@@ -110,7 +117,7 @@ def _read(name: str, text: str) -> tuple[str, Any, str]:
         return "key", key, "" if key else wrong
     if name == "x_request_id":
         wrong = f"must be 1..{ids.CALL_CHARS_MAX} letters, digits, '-', '_', '.', ':' or '/'"
-        return "call", text, "" if ids.is_call_id(text) else wrong
+        return "call", text, "" if ids.is_call_id(text) or ids.is_request_id(text) else wrong
     wrong = f"must have 1..{FILTER_CHARS_MAX} characters"
     return name, text, "" if 0 < len(text) <= FILTER_CHARS_MAX else wrong
 

@@ -7,7 +7,7 @@ and its parent's, a charge id at most once, refund and settlement where it was c
 over, and there are at most `IDS_MAX` of them.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,11 +78,14 @@ class _Paid:
 
 
 class _Counters:
-    """One tenant at one endpoint, seen from `now_ms`; looking changes nothing, adding does."""
+    """One tenant at one endpoint, seen from `now_ms`; looking changes nothing, adding does.
+
+    Waits are told by the clock, which may have gone back behind it.
+    """
 
     def __init__(self) -> None:
         self.latest_ms = 0  #: greatest time of a charge
-        self.now_ms = 0
+        self.now_ms = self.clock_ms = 0
         self._month_ms = 0
         self._month = Amount(0, 0)
         self._ring: deque[tuple[int, Amount]] = deque()  #: counters by slot, oldest first
@@ -99,9 +102,12 @@ class _Counters:
         self.latest_ms = self.now_ms
         if self.month_ms != self._month_ms:
             self._month_ms, self._month = self.month_ms, Amount(0, 0)
-        self._ring = deque(self._counted())
         if month_ms == self._month_ms:
             self._month = _sum(self._month, more)
+        if self._ring and self._ring[-1][0] == slot:  # the usual case: not a new counter
+            self._ring[-1] = slot, _sum(self._ring[-1][1], more)
+            return
+        self._ring = deque(self._counted())
         for place, (number, taken) in enumerate(self._ring):
             if number == slot:
                 self._ring[place] = slot, _sum(taken, more)
@@ -118,12 +124,12 @@ class _Counters:
     def wait_ms(self, kind: int, excess: int) -> int:
         """Until what is used is less by `excess`."""
         if kind > 1:
-            return self.month_ms - self.now_ms
+            return self.month_ms - self.clock_ms
         for slot, taken in self._counted():
             excess -= taken[kind]
             if excess <= 0:
-                return (slot + SLOTS) * SLOT_MS - self.now_ms
-        return (self.now_ms // SLOT_MS + SLOTS) * SLOT_MS - self.now_ms
+                return (slot + SLOTS) * SLOT_MS - self.clock_ms
+        return (self.now_ms // SLOT_MS + SLOTS) * SLOT_MS - self.clock_ms
 
 
 def _sum(one: Amount, other: Amount) -> Amount:
@@ -136,7 +142,7 @@ class LocalLimits:
 
     def __init__(self) -> None:
         """Start with nothing taken."""
-        self._counters: dict[tuple[str, str], _Counters] = {}
+        self._counters = defaultdict[tuple[str, str], _Counters](_Counters)
         self._paid: dict[tuple[str, str, str], _Paid] = {}
 
     def charge(self, charge: Charge, now_ms: int) -> Verdict:
@@ -152,6 +158,8 @@ class LocalLimits:
         decisive = 0
         if paid and (paid.is_settled or not any(more)):
             admission = Admission.REPEATED
+            if len(paid.parts) == 1:  # another call counts on it now: it is not given back
+                paid.parts.append(paid.parts[0]._replace(taken=Amount(0, 0)))
         else:
             for one, allowance in zip(
                 counters, (charge.allowance, charge.parent_allowance), strict=False
@@ -169,6 +177,16 @@ class LocalLimits:
         used = [number for one in counters for number in one.used()]
         tally = [int(admission), now_ms, counters[0].month_ms, decisive, *used]
         return verdict(charge, tally + (waits if admission <= 0 else []))
+
+    def note(self, charge: Charge, now_ms: int) -> None:
+        """Count requests that were admitted by others' counters, in this minute.
+
+        Not their tokens, which are settled there and not here, and not their month, of which a
+        process sees a part.
+        """
+        counters, now_ms = self._open(charge, now_ms)
+        for one in counters:
+            one.add(now_ms // SLOT_MS, 0, Amount(charge.requests, 0))
 
     def refund(self, charge: Charge, now_ms: int) -> bool:
         """Give a charge back: its request was certainly not published."""
@@ -205,12 +223,10 @@ class LocalLimits:
     def _open(self, asked: Charge | Settlement, now_ms: int) -> tuple[list[_Counters], int]:
         """The counters on their present time: the latest that any of them has seen."""
         names = [asked.tenant, asked.parent] if asked.parent else [asked.tenant]
-        counters = [
-            self._counters.setdefault((name, asked.endpoint), _Counters()) for name in names
-        ]
-        now_ms = max(now_ms, *(one.latest_ms for one in counters))
+        counters = [self._counters[name, asked.endpoint] for name in names]
+        clock_ms, now_ms = now_ms, max(now_ms, *(one.latest_ms for one in counters))
         for one in counters:
-            one.now_ms = now_ms
+            one.now_ms, one.clock_ms = now_ms, clock_ms
         return counters, now_ms
 
     def _known(self, name: tuple[str, str, str], now_ms: int) -> _Paid | None:

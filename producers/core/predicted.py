@@ -4,7 +4,7 @@ Theory. A pool serves work at rate R. What is served before a request of tenant 
 in tier t is
 
     H   all that waits in the tiers above t,
-    x   what is ahead in the tenant's own queue, and s itself,
+    x   what is ahead in the tenant's own queue, and s itself, which it has to be granted,
     N   what deficit round robin gives the tenant's neighbours meanwhile.
 
 In deficit round robin (M. Shreedhar and G. Varghese, SIGCOMM 1995) a tenant of weight w_i that
@@ -20,9 +20,10 @@ While the request waits the tiers above go on taking what they took lately (T), 
 take their floors where they have work (F). A tier with a floor f gets at least that, with
 nobody above it in front:
 
-    wait = residual + min( (H + x + N) / max(R - T - F, R / 100),  (x + N) / (f R) )
+    wait = residual + min( (H + x - s + N - E) / max(R - T - F, R / 100),  (x - s + N) / (f R) )
 
-`residual` is the time until a batch can be sent again. The end is the wait and the service.
+`residual` is the time until a batch can be sent again, E what empty slots take up at once
+besides s. The end is the wait and the service, in which s is: so it is no part of the wait.
 It is a fluid's wait: quanta, batches and what comes meanwhile make it a little wrong, and
 published numbers are measured again several times a second.
 
@@ -40,6 +41,9 @@ from schemas.backlog import LEVELS, RATE_MS, level
 LEAST_PART = 100
 #: Longer waits are all the same.
 WAIT_MS_MAX = 24 * 3_600_000
+#: Nobody is told to come back later than this (and a fifth): by then a pool has more workers, or
+#: others have given up.
+AFTER_MS_MAX = 600_000
 PERCENT = 100
 #: Retry-After is up to so many percent later than the moment it aims at, so that those who were
 #: refused together don't come back together.
@@ -69,6 +73,12 @@ class Levels:
             step = level(work, weight)
             self.works[step] += work
             self.weights[step] += weight
+
+    def copy(self) -> "Levels":
+        """The same sums, apart."""
+        made = Levels.__new__(Levels)
+        made.works, made.weights = self.works.copy(), self.weights.copy()
+        return made
 
     def remove(self, work: int, weight: int) -> None:
         """Reverse `add`; what was published a moment ago may not have all of it."""
@@ -118,6 +128,7 @@ class Standing(NamedTuple):
         rate: of the pool, in 1,000 s.
         lost: what other tiers take of it meanwhile.
         floor: percent of it that the tier gets at least.
+        empty: what empty slots take up at once.
     """
 
     residual_ms: int
@@ -129,6 +140,7 @@ class Standing(NamedTuple):
     rate: int
     lost: int
     floor: int
+    empty: int = 0
 
 
 def wait_ms(standing: Standing) -> int:
@@ -138,8 +150,10 @@ def wait_ms(standing: Standing) -> int:
     for depth, ring in enumerate(standing.rings):
         granted = work + (standing.debt if depth == 0 else 0)
         work += ring.served_meanwhile(granted)
+    work -= standing.cost
     left = max(rate - standing.lost, rate // LEAST_PART, 1)
-    passed_ms = (standing.higher + work) * RATE_MS // left
+    at_once = max(0, standing.empty - standing.cost)
+    passed_ms = max(0, standing.higher + work - at_once) * RATE_MS // left
     if standing.floor:
         passed_ms = min(passed_ms, work * RATE_MS * PERCENT // max(1, standing.floor * rate))
     return min(standing.residual_ms + passed_ms, WAIT_MS_MAX)
@@ -149,8 +163,9 @@ def retry_after_s(after_ms: int, chance: int) -> int:
     """Retry-After: whole seconds, rounded up, and a little more by chance; at least 1.
 
     Args:
-        after_ms: the moment that it aims at.
+        after_ms: the moment that it aims at; at most `AFTER_MS_MAX`.
         chance: from 0 to below `CHANCES`.
     """
+    after_ms = min(after_ms, AFTER_MS_MAX)
     later_ms = after_ms * JITTER_PERCENT * chance // (PERCENT * CHANCES)
     return max(1, -(-(after_ms + later_ms) // 1_000))

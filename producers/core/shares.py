@@ -3,7 +3,7 @@
 Each limit is divided by the number of ingresses, rounded down, so that all of them together
 admit no more than the limit; but a cost that fits the limit fits the share as well: a small limit
 would lock everybody out otherwise. So together they exceed a limit at most where a share is less
-than one request. What was counted in Redis before it went is not known here.
+than one request. What others let in by Redis before it went is not known here.
 """
 
 from schemas.front import Charge

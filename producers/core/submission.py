@@ -4,12 +4,12 @@ Pure: the policy, the tenant and the time come in, a `Submission` or `Faults` go
 raw bytes of `input` become the record's value untouched; only their outline is parsed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from producers.core.inputs import Inputs, count
+from producers.core.inputs import Inputs, TokenCount, count
 from schemas.log import RECORD_BYTES_MAX
 from schemas.policy import Endpoint, Policy, Tenant
 from schemas.reasons import Reason
@@ -100,9 +100,13 @@ def read(
     request_id: str,
     now_ms: int,
     faults_max: int = FAULTS_MAX,
+    counts: Mapping[str, TokenCount] | None = None,
 ) -> Submission | Faults:
-    """Read a request for a tenant; up to `faults_max` faults are found, not only the first."""
-    reader = _Reader(fields, policy, tenant, faults_max)
+    """Read a request for a tenant; up to `faults_max` faults are found, not only the first.
+
+    `counts` has the tokenizers that are at hand, by endpoint.
+    """
+    reader = _Reader(fields, policy, tenant, faults_max, counts or {})
     submission = reader.submission(request_id, now_ms)
     if reader.faults:
         return Faults(tuple(reader.faults), reader.endpoint.name if reader.endpoint else "")
@@ -116,9 +120,16 @@ def _unreadable(message: str) -> Faults:
 class _Reader:
     """Takes field after field, collecting faults instead of stopping at one."""
 
-    def __init__(self, fields: Fields, policy: Policy, tenant: Tenant, faults_max: int) -> None:
+    def __init__(
+        self,
+        fields: Fields,
+        policy: Policy,
+        tenant: Tenant,
+        faults_max: int,
+        counts: Mapping[str, TokenCount],
+    ) -> None:
         self._fields, self._policy, self._tenant = fields, policy, tenant
-        self._faults_max = faults_max
+        self._faults_max, self._counts = faults_max, counts
         self.faults: list[Fault] = []
         self.endpoint: Endpoint | None = None
 
@@ -205,7 +216,7 @@ class _Reader:
     def _inputs(self, data: bytes, endpoint: Endpoint) -> Inputs:
         """How many inputs there are and their tokens: all have to fit in one batch."""
         try:
-            inputs = count(data, endpoint)
+            inputs = count(data, endpoint, self._counts.get(endpoint.name))
         except RecursionError:
             self._fault("input", "is nested too deeply")
             return Inputs(1, 0)

@@ -15,6 +15,7 @@ from producers.events import HEARTBEAT_S
 from producers.ingress import WAIT_S_MAX
 from producers.listing import SCAN_MAX
 from producers.reading import BODY_S, CHUNK_S, READ_BYTES_MAX, READ_BYTES_PER_TENANT_MAX
+from producers.waiting import WAITERS_MAX, WAITERS_PER_TENANT_MAX
 from schemas.front import INDEX_TTL_MS, LISTED_MAX, LISTED_PER_CALL_MAX
 from schemas.reasons import TABLE
 from schemas.records import PRIORITY_DEFAULT, PRIORITY_MAX, End
@@ -103,3 +104,5 @@ def test_numbers_of_lists_and_events_are_those_of_the_code() -> None:
     assert f"newest {LISTED_PER_CALL_MAX:,}." in page
     assert f"every {HEARTBEAT_S:g} s" in section("GET /v1/requests/{id}/events")
     assert INDEX_TTL_MS == DAY_MS
+    assert f"{WAITERS_MAX:,} long polls and streams" in PAGE
+    assert f"{WAITERS_PER_TENANT_MAX:,} of one tenant" in PAGE

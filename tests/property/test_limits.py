@@ -75,11 +75,14 @@ def settlement(call: Call) -> Settlement:
 def playing(start_ms: int, played: list[Call]) -> Callable[[Counter], Awaitable[list[Said | bool]]]:
     async def scenario(counter: Counter) -> list[Said | bool]:
         now_ms, answers = start_ms, list[Said | bool]()
+        latest_ms = now_ms
         for call in played:
             now_ms += call.pause_ms
+            latest_ms = max(latest_ms, now_ms)
+            back_ms = latest_ms - now_ms
             if call.kind == "charge":
                 verdict = await counter.limiter.charge(call.charge, now_ms)
-                _check(call.charge, verdict)
+                _check(call.charge, verdict, back_ms)
                 answers.append(said(verdict))
             elif call.kind == "refund":
                 answers.append(await counter.limiter.refund(call.charge, now_ms))
@@ -90,13 +93,13 @@ def playing(start_ms: int, played: list[Call]) -> Callable[[Counter], Awaitable[
     return scenario
 
 
-def _check(charge: Charge, verdict: Verdict) -> None:
-    """What holds of any verdict."""
+def _check(charge: Charge, verdict: Verdict, back_ms: int) -> None:
+    """What holds of any verdict, on a clock that went back so far."""
     names = [state.name for state in verdict.states]
     assert len(names) == len(set(names))
     for state in verdict.states:
         assert state.remaining == max(0, state.limit - state.used)
-        assert 0 <= state.reset_s <= (65 if state.window_s == 60 else 31 * 86_400)
+        assert 0 <= state.reset_s <= back_ms / 1_000 + (65 if state.window_s == 60 else 31 * 86_400)
     assert bool(verdict.refused_by) != verdict.is_admitted
     assert (verdict.retry_ms > 0) == (verdict.admission == 0)
     if verdict.refused_by:

@@ -27,7 +27,8 @@ def operation(method: str, path: str) -> dict[str, Any] | None:
     for template, methods in DOCUMENT["paths"].items():
         pattern = "[^/]*".join(map(re.escape, template.split("{id}")))
         if re.fullmatch(pattern, path):
-            found: dict[str, Any] | None = methods.get(method.lower())
+            known = "get" if method == "HEAD" else method.lower()
+            found: dict[str, Any] | None = methods.get(known)
             return found
     return None
 

@@ -1,7 +1,7 @@
 """An ingress on any log and any Redis, with a policy and keys, driven through its HTTP door."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -14,6 +14,7 @@ from adapters.redis import EMBEDDED, RedisIndex, connect
 from adapters.redis_claims import RedisClaims
 from adapters.redis_limits import RedisLimits
 from producers.app import build_app
+from producers.core.inputs import TokenCount
 from producers.ingress import Ingress
 from producers.parts import Parts
 from producers.ports import BacklogReader, Claims, Index, Limits, Meter, NoMeter
@@ -188,6 +189,7 @@ async def door(
     meter: Meter | None = None,
     seed: int = 1,
     backlog: BacklogReader | None = None,
+    token_counts: Mapping[str, TokenCount] | None = None,
 ) -> AsyncIterator[Door]:
     """Open a door: topics made, policy and one key a tenant published and read."""
     topics, random, clock = Topics(prefix), Random(seed), Clock()
@@ -201,6 +203,7 @@ async def door(
         clock=clock,
         random_bytes=random.randbytes,
         backlog=backlog,
+        token_counts=token_counts or {},
         claims=claims or RedisClaims(redis, prefix, REDIS_S),
         meter=meter or NoMeter(),
     )

@@ -76,12 +76,16 @@ class Oracle:
 
     def charge(self, charge: Charge, now_ms: int) -> Said:
         family = _family(charge)
-        now_ms = self._now(family, now_ms)
+        clock_ms, now_ms = now_ms, self._now(family, now_ms)
         known = self._known(charge, now_ms)
         requests = max(0, charge.requests - (known.requests if known else 0))
         tokens = max(0, charge.tokens - (known.tokens if known else 0))
         limits = list(_limits(charge))
         if known and (known.is_settled or requests == tokens == 0):
+            first = known.takings[0][0].time_ms
+            shared = [Taking(who, first, 0, 0) for who in family]
+            known.takings.append(shared)
+            self.takings += shared
             return self._said(Admission.REPEATED, charge, now_ms)
         never = [one for one in limits if one.limit < 1 or one.cost(charge) > one.limit]
         if never:
@@ -95,11 +99,12 @@ class Oracle:
             wait_ms = max(
                 self._wait_ms(one, now_ms, tokens if one.is_tokens else requests) for one in full
             )
+            wait_ms += now_ms - clock_ms
             return self._said(Admission.REFUSED, charge, now_ms, full[0], wait_ms)
         taken = [Taking(who, now_ms, requests, tokens) for who in family]
         self.takings += taken
         known = known or Known(charge.weight)
-        known.until_ms = now_ms + (KEPT_OPEN_MS if _counts_tokens(charge) else KEPT_MS)
+        known.until_ms = now_ms + (KEPT_OPEN_MS if _outlasts_a_minute(charge) else KEPT_MS)
         known.takings.append(taken)
         self.known[charge.tenant, charge.endpoint, charge.id] = known
         self._seen(family, now_ms)
@@ -227,10 +232,10 @@ def _limits(charge: Charge) -> list[Limit]:
     return found
 
 
-def _counts_tokens(charge: Charge) -> bool:
+def _outlasts_a_minute(charge: Charge) -> bool:
     allowances = (charge.allowance, charge.parent_allowance)
     return any(
         limit is not None
         for one in allowances
-        for limit in (one.tokens_per_minute, one.tokens_per_month)
+        for limit in (one.tokens_per_minute, one.requests_per_month, one.tokens_per_month)
     )

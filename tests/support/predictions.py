@@ -75,13 +75,13 @@ class Meter:
 class Desk:
     """A predictor, its board and its clock; chance says `chance` each time."""
 
-    def __init__(self, policy: Policy = POLICY, reader: Any = "board") -> None:
+    def __init__(self, policy: Policy = POLICY, reader: Any = "board", **fields: bool) -> None:
         self.now = NOW_MS
         self.chance = (1 << 32) - 1
         self.policy = policy
         self.board, self.meter = MemoryBoard(), Meter()
         chosen = self.board if reader == "board" else reader
-        self.predictor = Predictor(chosen, self, self._bytes, self.meter)
+        self.predictor = Predictor(chosen, self, self._bytes, self.meter, **fields)
         self._number = 0
 
     def now_ms(self) -> int:

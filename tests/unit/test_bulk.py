@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from adapters.memory import MemoryLog
 from producers import bulk
-from producers.bulk import CALLS_MAX, CALLS_PER_TENANT_MAX
+from producers.bulk import CALLS_MAX, CALLS_PER_TENANT_MAX, WAVE_LINES
 from producers.core.submission import BODY_BYTES_MAX
 from schemas import codec
 from schemas.front import StoreDownError
 from schemas.log import Record
 from schemas.policy import Tenant
-from schemas.records import Refusal, Request
+from schemas.records import ApiKey, Refusal, Request
 from tests.support.door import POLICY, Clock, Door, door, until
 from tests.support.sick import SickProducer
 
@@ -379,3 +379,27 @@ def test_without_redis_the_lines_pass_the_limit_of_this_process() -> None:
         assert (down.calls["claim"], down.calls["charge"]) == (bulk.WAVE_LINES, 1)
 
     play(scenario, limits=down, index=down, claims=down)
+
+
+def test_a_key_that_is_revoked_meanwhile_takes_nothing_more_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(opened: Door) -> None:
+        ingress = opened.ingress
+        stored = [codec.decode_value(r, ApiKey) for r in opened.records(opened.topics.keys)]
+        (record,) = (key for key in stored if key.tenant == "acme")
+        submit_all = ingress.submit_all
+
+        async def first_wave(*given: Any) -> Any:
+            answers = await submit_all(*given)
+            opened.publish_key(replace(record, revoked_ms=5))
+            await until(lambda: ingress.directory._keys[record.id].revoked_ms)
+            return answers
+
+        monkeypatch.setattr(ingress, "submit_all", first_wave)
+        lines = ndjson(*map(chat, range(100)))
+        answer = await opened.http.post(ROUTE, content=lines, headers=opened.bearer("acme"))
+        statuses = [json.loads(line)["status"] for line in answer.text.splitlines()]
+        assert statuses == [202] * WAVE_LINES + [401] * (100 - WAVE_LINES)
+
+    play(scenario)

@@ -175,6 +175,18 @@ def test_a_revoked_key_hears_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario)
 
 
+def test_a_head_of_a_stream_does_not_wait_for_its_end() -> None:
+    async def scenario(opened: Door) -> None:
+        request_id = (await opened.post()).json()["id"]
+        path = f"/v1/requests/{request_id}/events"
+        answer = await opened.http.head(path, headers=opened.bearer("acme"))
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"].startswith(sse.TYPE)
+        assert len(opened.ingress.room) == 0
+
+    play(scenario)
+
+
 def test_no_stream_of_what_is_not_there_or_anothers() -> None:
     async def scenario(opened: Door) -> None:
         request_id = (await opened.post("bolt", endpoint="free")).json()["id"]

@@ -506,3 +506,23 @@ def test_our_own_failure_at_one_record_is_answered_and_stops_nothing(
     [answer] = answers_to(GOOD | {"input": "poison"})
     assert (answer["kind"], answer["status"]) == ("refused", 500)
     assert "ZeroDivisionError" in answer["detail"]
+
+
+def test_an_inbox_and_an_ingress_of_one_instance_are_two_to_redis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one they would count as one ingress, and take over each other's claims."""
+    post, announced = Post(), list[str]()
+
+    async def announce(name: str) -> int:
+        announced.append(name)
+        return 1
+
+    async def life() -> None:
+        process = post.process(instance="node-1")
+        await process._keeper.turn()
+        assert announced == [process._intake._owner] == ["inbox.node-1"]
+        await process.stop()
+
+    monkeypatch.setattr(post.limits, "announce", announce)
+    asyncio.run(life())

@@ -25,7 +25,7 @@ def play(scenario: Callable[[Door], Awaitable[None]], *, work: int, **published:
 
     async def with_door() -> None:
         async with door(MemoryLog(Clock()), policy=ASKED, backlog=desk.board) as opened:
-            await until(lambda: opened.ingress.knows_backlog)
+            await until(lambda: opened.ingress.predictor.views)
             await scenario(opened)
 
     asyncio.run(with_door())

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from adapters.redis import EMBEDDED, Gather, _answered, connect
-from adapters.redis_limits import RedisLimits, _Item
+from adapters.redis_limits import CALLS_MAX, RedisLimits, _Item
 from producers.core.local import month_end_ms
 from schemas.front import (
     CHARGE_TTL_MS,
@@ -144,6 +144,20 @@ def test_a_clock_that_goes_back_frees_nothing_and_locks_nobody_out(run: Run) -> 
     run(scenario)
 
 
+def test_after_a_jump_of_the_clock_the_wait_is_as_long_as_it_takes(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        jumped_ms = START_MS + 3_600_000
+        await counter.take(jumped_ms, 1, 1)
+        refused = await counter.take(START_MS, 1, 1)
+        free_ms = (jumped_ms // SLOT_MS + SLOTS) * SLOT_MS
+        assert refused.retry_ms == free_ms - START_MS
+        assert refused.decisive.reset_s == -(-refused.retry_ms // 1_000)
+        assert not (await counter.take(free_ms - 1, 1, 1)).is_admitted
+        assert (await counter.take(free_ms, 1, 1)).is_admitted
+
+    run(scenario)
+
+
 def test_tenants_and_endpoints_are_apart(run: Run) -> None:
     async def scenario(counter: Counter) -> None:
         for tenant in ("acme", "bolt"):
@@ -193,14 +207,15 @@ def test_concurrent_charges_are_gathered_and_never_exceed_the_limit() -> None:
     async def scenario() -> None:
         redis = connect(EMBEDDED)
         limits = RedisLimits(redis, "test", str(START_MS), timeout_s=10.0)
+        gather = limits._gathers[hash("acme") % CALLS_MAX]
         sizes: list[int] = []
-        plain = limits._gather._run
+        plain = gather._run
 
         async def counted(items: list[_Item]) -> list[list[int]]:
             sizes.append(len(items))
             return await plain(items)
 
-        limits._gather._run = counted
+        gather._run = counted
         verdicts = await asyncio.gather(
             *(
                 limits.charge(Charge("acme", "chat", f"req_{n}", 1, 1, Allowance(40)))
@@ -358,6 +373,25 @@ def test_a_refund_gives_back_once_and_in_the_month_of_its_charge(run: Run) -> No
     run(scenario)
 
 
+def test_a_charge_on_which_a_second_call_counts_is_not_given_back(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        limits = Allowance(10, 100)
+        charge = Charge("acme", "chat", "a", 1, 10, limits)
+        first = await counter.limiter.charge(charge, START_MS)
+        second = await counter.limiter.charge(charge, START_MS + 1)
+        assert (first.admission, second.admission) == (Admission.CHARGED, Admission.REPEATED)
+        assert not await counter.limiter.refund(charge, START_MS + 2)
+        assert await counter.limiter.settle(Settlement("acme", "chat", "a", 30), START_MS + 9_000)
+        other = await counter.limiter.charge(charge._replace(id="b"), START_MS + 9_001)
+        assert [state.used for state in other.states] == [2, 40]
+        # What it took more than was estimated counts where the estimate did.
+        later_ms = (START_MS // SLOT_MS + SLOTS) * SLOT_MS
+        last = await counter.limiter.charge(charge._replace(id="c"), later_ms)
+        assert [state.used for state in last.states] == [2, 20]
+
+    run(scenario)
+
+
 def test_true_tokens_take_the_place_of_the_estimate_once(run: Run) -> None:
     async def scenario(counter: Counter) -> None:
         limits = Allowance(None, 100)
@@ -373,6 +407,19 @@ def test_true_tokens_take_the_place_of_the_estimate_once(run: Run) -> None:
         assert await counter.limiter.settle(Settlement("acme", "chat", "b", 75), START_MS + 23_000)
         full = await counter.limiter.charge(charge._replace(id="c", tokens=1), START_MS + 24_000)
         assert (more.is_admitted, full.admission, full.decisive.used) == (True, 0, 170)
+
+    run(scenario)
+
+
+def test_a_month_counts_a_request_once_however_late_it_is_sent_again(run: Run) -> None:
+    async def scenario(counter: Counter) -> None:
+        charge = Charge("acme", "chat", "a", 1, 5, Allowance(requests_per_month=9))
+        await counter.limiter.charge(charge, START_MS)
+        again = await counter.limiter.charge(charge, START_MS + 3_600_000)
+        assert (again.admission, again.decisive.used) == (Admission.REPEATED, 1)
+        assert await counter.limiter.settle(
+            Settlement("acme", "chat", "a", 5), START_MS + 3_600_001
+        )
 
     run(scenario)
 

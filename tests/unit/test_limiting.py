@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from adapters.memory import MemoryLog
 from adapters.metrics import PrometheusMeter
@@ -13,8 +14,11 @@ from producers.core.local import Amount
 from producers.core.shares import shared
 from producers.directory import View
 from producers.limiting import ANNOUNCE_MS, PAUSE_MS, LimitKeeper, Settler, WhenDown
-from producers.publisher import Publisher
+from producers.publisher import PUBLISH_TIMEOUT_S, Publisher
+from schemas import codec
 from schemas.front import (
+    SLOT_MS,
+    SLOTS,
     Acceptance,
     Admission,
     Charge,
@@ -29,8 +33,9 @@ from schemas.front import (
 )
 from schemas.log import LogError, TooLargeError, UnavailableError
 from schemas.policy import Allowance, Endpoint, Policy, Pool, Tenant, Tier
-from schemas.records import End, Usage
+from schemas.records import End, Request, Usage
 from tests.support.door import Clock, Door, door, until
+from tests.support.sick import SickProducer
 
 
 def one(charge_id: str, cost: int = 1, limit: int = 3) -> Charge:
@@ -74,7 +79,7 @@ def test_without_redis_the_same_limit_is_counted_here_and_redis_is_left_alone() 
         verdicts = [await keeper.charge(one(str(n), 1, 3)) for n in range(5)]
         assert [v.is_admitted for v in verdicts if v] == [True, True, True, False, False]
         assert (broken.calls, keeper.is_down) == (1, True)
-        clock.value_ms += PAUSE_MS
+        clock.value_ms += SLOTS * SLOT_MS
         broken.is_mended = True
         verdict = await keeper.charge(one("x", 1, 3))
         assert verdict is not None
@@ -246,10 +251,11 @@ def test_shares_sum_up_to_the_limit_and_let_each_cost_in_that_fits_it() -> None:
 
 LIMITED = Policy(
     tiers=(Tier(name="gold"),),
-    pools=(Pool(name="chat"), Pool(name="free")),
+    pools=(Pool(name="chat"), Pool(name="free"), Pool(name="monthly")),
     endpoints=(
         Endpoint(name="chat", pool="chat", weight=2, requests_per_minute=9, tokens_per_minute=500),
         Endpoint(name="free", pool="free"),
+        Endpoint(name="monthly", pool="monthly", requests_per_month=9),
     ),
     tenants=(
         Tenant(name="acme", tiers=("gold",)),
@@ -258,7 +264,7 @@ LIMITED = Policy(
 )
 
 
-def test_only_what_has_its_tokens_limited_is_settled() -> None:
+def test_only_what_is_charged_until_its_end_is_settled() -> None:
     async def scenario() -> None:
         told: list[Settlement] = []
 
@@ -277,6 +283,7 @@ def test_only_what_has_its_tokens_limited_is_settled() -> None:
             ending("bolt", "chat", End.SUCCEEDED, 0),
             ending("bolt", "free", End.EXPIRED, 0),
             ending("acme", "free", End.SUCCEEDED, 7),
+            ending("acme", "monthly", End.SUCCEEDED, 7),
             ending("gone", "chat", End.SUCCEEDED, 7),
             ending("acme", "gone", End.SUCCEEDED, 7),
         ]
@@ -285,6 +292,7 @@ def test_only_what_has_its_tokens_limited_is_settled() -> None:
             Settlement("acme", "chat", "req", 14),
             Settlement("bolt", "chat", "req", None, "acme"),
             Settlement("bolt", "free", "req", 0, "acme"),
+            Settlement("acme", "monthly", "req", 14),
         ]
         with pytest.raises(StoreDownError):
             await Settler(Limits(), lambda: None).settle(endings)
@@ -325,6 +333,37 @@ def test_what_is_certainly_not_in_the_log_is_not_paid_for(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("error", "is_sent_again", "used"),
+    [
+        (UnavailableError("gone"), False, 2),
+        (UnavailableError("gone"), True, 4),
+        (LogError(), False, 4),
+    ],
+)
+def test_a_doubt_that_ends_outside_of_the_log_is_not_paid_for(
+    error: LogError, used: int, *, is_sent_again: bool
+) -> None:
+    """Not if it was sent again meanwhile: then the second is in the log, not charged."""
+
+    async def scenario() -> None:
+        async with door(MemoryLog(Clock()), policy=LIMITED) as opened:
+            publisher, producer = opened.ingress._publisher, SickProducer()
+            healthy, publisher._producer = publisher._producer, producer
+            publisher._timeout_s = 0.02
+            assert (await opened.post(key="k")).json()["reason"] == "in_doubt"
+            publisher._producer, publisher._timeout_s = healthy, PUBLISH_TIMEOUT_S
+            if is_sent_again:
+                assert (await opened.post(key="k")).status_code == 202
+            producer.reports[0](None, error)
+            other = await opened.post(endpoint="chat")  # after the report, in the loop's order
+            await opened.ingress._keeper.turn()
+            assert other.status_code == 202
+            assert (await counted(opened)).requests == used
+
+    asyncio.run(scenario())
+
+
 def test_results_settle_what_the_door_estimated() -> None:
     async def scenario() -> None:
         async with door(MemoryLog(Clock()), policy=LIMITED) as opened:
@@ -344,6 +383,26 @@ def test_results_settle_what_the_door_estimated() -> None:
 
             await until(is_settled)
             assert (await opened.post(max_output_tokens=200)).status_code == 202
+
+    asyncio.run(scenario())
+
+
+def test_an_output_without_a_maximum_takes_the_endpoints_default() -> None:
+    """Otherwise its true tokens may come when their minute is over, and count nowhere."""
+    chat = structs.replace(LIMITED.endpoints[0], output_tokens_default=100)
+    policy = structs.replace(LIMITED, endpoints=(chat, *LIMITED.endpoints[1:]))
+
+    async def scenario() -> None:
+        async with door(MemoryLog(Clock()), policy=policy) as opened:
+            assert (await opened.post()).status_code == 202
+            assert (await counted(opened)).tokens == 2 * (1 + 100)
+            assert (await opened.post(max_output_tokens=9)).status_code == 202
+            assert (await counted(opened)).tokens == 2 * (1 + 100) + 2 * (1 + 9)
+            [request] = [
+                codec.decode_header(record, Request)
+                for record in opened.records(opened.topics.requests("gold"))
+            ][:1]
+            assert request.output_tokens_max == 0  # nobody is told to write less
 
     asyncio.run(scenario())
 

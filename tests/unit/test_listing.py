@@ -135,6 +135,31 @@ def test_a_filter_that_few_pass_has_short_pages_that_go_on(
     play(scenario, index)
 
 
+def test_an_idempotency_key_is_looked_up_within_what_else_is_asked_for(
+    index: Index | None,
+) -> None:
+    async def scenario(opened: Door) -> None:
+        headers = opened.bearer("acme") | {"X-Request-Id": "trace-1", "Idempotency-Key": "k"}
+        body = {"endpoint": "free", "input": 1}
+        named = (await opened.http.post("/v1/requests", json=body, headers=headers)).json()["id"]
+        other = (await opened.post(endpoint="free")).json()["id"]
+        at_ms = opened.clock.value_ms
+        for query, is_found in (
+            (f"since_ms={at_ms}&until_ms={at_ms}", True),
+            (f"since_ms={at_ms + 1}", False),
+            (f"until_ms={at_ms - 1}", False),
+            ("x_request_id=trace-1", True),
+            ("x_request_id=trace-2", False),
+            (f"x_request_id={named}", True),
+            (f"x_request_id={other}", False),
+            ("state=failed", False),
+        ):
+            found = names(await listed(opened, f"?idempotency_key=k&{query}"))
+            assert found == ([named] if is_found else []), query
+
+    play(scenario, index)
+
+
 def test_an_idempotency_key_and_an_x_request_id_find_what_they_named(
     index: Index | None,
 ) -> None:
@@ -157,6 +182,13 @@ def test_an_idempotency_key_and_an_x_request_id_find_what_they_named(
         assert single.json()["id"] in names(await listed(opened, "?x_request_id=trace-1"))
         assert (await opened.get(single.json()["id"])).json()["x_request_id"] == "trace-1"
         assert names(await listed(opened, "?x_request_id=trace-1", "bolt")) == []
+
+        # A name of the form that requests' ids have would be looked up as one: it is not taken.
+        taken = "req_" + "a" * 26
+        other = await opened.http.post(
+            "/v1/requests", json=body, headers=headers | {"X-Request-Id": taken}
+        )
+        assert other.headers["x-request-id"] == other.json()["id"]
 
         # Without one, the answer's is the request's own id, and is found as well.
         plain = await opened.post()

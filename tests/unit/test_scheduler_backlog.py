@@ -1,15 +1,17 @@
 """What the scheduler publishes of its backlog, read from the board as an ingress would."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.memory_backlog import MemoryBoard
 from scheduler.backlog import EVERY_MS, IDLE_MS, QUEUES_MAX, Backlog
 from scheduler.core.cycle import Inputs
 from scheduler.core.decided import BatchOut, Cycle
 from scheduler.core.snapshot import dump
-from scheduler.pace import SILENT_MS
+from scheduler.pace import FIRST_MS, OLD_MS, SILENT_MS
 from schemas.backlog import RATE_MS, PoolBacklog, QueueRow, QueueSlice, head_of, slice_name
 from schemas.codec import decode_bytes
 from schemas.policy import CostModel, Endpoint, Policy, Pool, Tenant, Tier
@@ -177,6 +179,7 @@ def test_a_lane_whose_worker_left_or_says_nothing_has_no_worker() -> None:
     assert (shown.head.lanes, shown.head.slots) == (1, 1)
     cycle = core.take(core.request("acme", "gold"), core.request("acme", "gold"))
     shown.turn(cycle, after_ms=0)
+    shown.finish(cycle, after_ms=100)
     shown.turn(after_ms=SILENT_MS - 1)
     assert shown.head.lanes == 1
     shown.turn(after_ms=EVERY_MS)
@@ -184,6 +187,38 @@ def test_a_lane_whose_worker_left_or_says_nothing_has_no_worker() -> None:
     core.say("embed", 0, Seen(VERSION, 1))
     shown.turn(None, [("embed", 0, Seen(VERSION, 1))])
     assert shown.head.lanes == 1
+
+
+def test_a_first_batch_that_takes_long_is_no_missing_worker() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    shown.turn(core.take(core.request("acme", "gold")), after_ms=0)
+    shown.turn(after_ms=2 * SILENT_MS)
+    assert (shown.head.lanes, shown.head.running) == (1, 1)
+    shown.turn(after_ms=FIRST_MS)
+    assert shown.head.lanes == 0
+
+
+def test_what_was_measured_long_ago_is_forgotten_with_the_first_new_batch() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    for took_ms in (20_000, 20_000, 600):
+        cycle = core.take(core.request("acme", "gold", tokens=600))
+        shown.turn(cycle, after_ms=0)
+        shown.finish(cycle, after_ms=took_ms)
+        shown.turn(after_ms=OLD_MS + 1)
+    assert shown.head.service_ms == 600
+    assert shown.head.rate == RATE_MS
+
+
+def test_batches_that_take_longer_than_what_is_old_are_averaged() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    for took_ms in (2 * OLD_MS, 4 * OLD_MS):
+        cycle = core.take(core.request("acme", "gold"))
+        shown.turn(cycle, after_ms=0)
+        shown.finish(cycle, after_ms=took_ms)
+    assert 2 * OLD_MS < shown.head.service_ms < 3 * OLD_MS
 
 
 def test_batches_that_a_predecessor_sent_are_known_but_not_measured() -> None:
@@ -233,6 +268,58 @@ def test_more_queues_than_one_look_takes_are_told_in_turn(count: int) -> None:
     assert len(head.stamps) == -(-count // QUEUES_MAX)
     assert head.tiers[0].work == 100 * count
     assert sum(weight for _, _, weight in head.tiers[0].levels) == count
+
+
+def test_many_pools_are_looked_at_in_turn_and_say_how_far_apart() -> None:
+    pools, tenants = [f"p{number}" for number in range(6)], [f"t{n}" for n in range(QUEUES_MAX)]
+    shown = Shown(
+        replace(
+            policy(*tenants),
+            pools=tuple(Pool(name=name, prefetch=0) for name in pools),
+            endpoints=tuple(Endpoint(name=name, pool=name) for name in pools),
+        )
+    )
+    core = shown.core
+    core.take(*(core.request(t, "gold", endpoint=name) for name in pools for t in tenants))
+    told: dict[str, list[int]] = {name: [] for name in pools}
+    end_ms = core.now_ms + 12_000
+    while core.now_ms < end_ms:
+        before = dict(shown.board.values)
+        shown.turn(after_ms=20)
+        new = [name for name in pools if shown.board.values.get(name) != before.get(name)]
+        assert len(new) <= 1  # a cycle is held up by one of them at most
+        for name in new:
+            told[name].append(core.now_ms)
+    head = decode_bytes(shown.board.values["p3"], PoolBacklog, "head")
+    for moments in told.values():
+        apart = [later - earlier for earlier, later in pairwise(moments[2:])]
+        assert apart
+        assert max(apart) <= head.every_ms * 3 // 2
+    assert head.every_ms <= 2_000
+
+
+def test_how_far_requests_were_read_is_told() -> None:
+    shown = Shown(policy("acme"))
+    core = shown.core
+    core.take(core.request("acme", "gold"), core.request("acme", "gold"))
+    shown.turn()
+    read = {topic: position for topic, _, position in shown.head.read}
+    assert list(read.values()) == [2]
+    assert shown.head.every_ms == EVERY_MS
+
+
+def test_a_round_goes_on_with_the_state_of_a_recovery() -> None:
+    names = [f"t{number}" for number in range(2 * QUEUES_MAX)]
+    shown, recovered = Shown(policy(*names)), Core(policy(*names))
+    shown.core.take(*(shown.core.request(name, "gold") for name in names))
+    shown.turn()  # a half of them
+    recovered.now_ms = shown.core.now_ms
+    recovered.take(recovered.request("t0", "gold"), recovered.request("t7", "gold"))
+    shown.core = recovered
+    for _ in range(2):
+        shown.turn(after_ms=2_000)
+    assert set(shown.rows()) == {(0, "t7")}
+    assert shown.head.tiers[0].work == 100
 
 
 def test_without_a_board_nothing_is_looked_at() -> None:

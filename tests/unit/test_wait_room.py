@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from producers import waiting as waiting_room
 from producers.waiting import PERIOD_S, PERIOD_S_MAX, WaitRoom
 from schemas.front import Entry, RequestName, StoreDownError, Terminal
 from schemas.records import End
@@ -110,3 +111,23 @@ def test_closing_sends_everybody_home() -> None:
         return await waiter
 
     assert virtual_time.run(story()) is None
+
+
+def test_one_tenant_does_not_take_every_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_room, "WAITERS_MAX", 3)
+    monkeypatch.setattr(waiting_room, "WAITERS_PER_TENANT_MAX", 2)
+
+    async def story() -> None:
+        _, waiting = room()
+        held = [asyncio.create_task(waiting.wait(NAME, 5.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert (waiting.is_closed("acme"), waiting.is_closed("bolt")) == (True, False)
+        assert await waiting.wait(OTHER, 5.0) is None  # at once: nothing is waited for
+        held.append(asyncio.create_task(waiting.wait(RequestName("bolt", "req_3"), 5.0)))
+        await asyncio.sleep(0)
+        assert waiting.is_closed("bolt")
+        assert await asyncio.gather(*held) == [None] * 3
+        assert not waiting.is_closed("acme")
+        assert len(waiting) == 0
+
+    virtual_time.run(story())
