@@ -358,6 +358,8 @@ class Ingress:
             return Entry(late, None, None)
         if trouble:
             return unavailable(f"the request can't be looked up now: {trouble}")
+        if entry is None and self._clock.now_ms() < self._intake.lacks_until_ms:
+            return unavailable("the request may wait and not be in the index: ask for it later")
         return entry or not_found()
 
     async def with_body(self, entry: Entry) -> Status | Problem:

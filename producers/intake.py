@@ -127,6 +127,8 @@ class Intake:
         #: to come too late: so while one call's are charged, the others' wait.
         self._turn = asyncio.Lock()
         self.unindexed: dict[RequestName, Acceptance] = {}
+        #: Until then a request may wait of which nothing but the log knows.
+        self.lacks_until_ms = 0
         self._charged: dict[RequestName, _Charged] = {}
 
     async def take(self, asked: Asked) -> Answer:
@@ -171,7 +173,7 @@ class Intake:
 
     async def recall(self, asked: Asked, place: Partition, offset: int) -> None:
         """Index a request that was found in the log: who published it may not have done so."""
-        await self._note(asked.name, self._acceptance(asked, place, offset))
+        await self._note(asked, self._acceptance(asked, place, offset))
 
     def place(self, asked: Asked) -> Partition:
         """The request partition that it goes to."""
@@ -312,7 +314,7 @@ class Intake:
                 submission.body,
                 key=request.tenant.encode(),
                 headers=codec.header(request, asked.passed_through),
-                on_late=lambda offset: self._remember(name, acceptance(offset)),
+                on_late=lambda offset: self._remember(asked, acceptance(offset)),
                 on_lost=lambda error: self._lost(charged, error),
             )
         except TooLargeError as error:
@@ -327,7 +329,7 @@ class Intake:
                 await self._let_go(asked, None)
             return in_doubt(name.id, asked.key, str(error))
         self._predictor.published(name, place, offset)
-        await self._note(name, acceptance(offset))
+        await self._note(asked, acceptance(offset))
         return Accepted(name.id, asked.key, "waiting")
 
     def _lost(self, charged: _Charged | None, error: LogError) -> None:
@@ -340,17 +342,20 @@ class Intake:
         now_ms = self._clock.now_ms()
         return Acceptance(endpoint, tier, *place, offset, now_ms, asked.digest, asked.call)
 
-    async def _note(self, name: RequestName, acceptance: Acceptance) -> None:
+    async def _note(self, asked: Asked, acceptance: Acceptance) -> None:
         """Index an accepted request, now or when Redis is back: it is accepted anyhow."""
         if not self._keeper.is_down:
             with suppress(StoreDownError):
-                await self._index.accept(name, acceptance)
+                await self._index.accept(asked.name, acceptance)
                 return
-        self._remember(name, acceptance)
+        self._remember(asked, acceptance)
 
-    def _remember(self, name: RequestName, acceptance: Acceptance) -> None:
+    def _remember(self, asked: Asked, acceptance: Acceptance) -> None:
         if len(self.unindexed) < UNINDEXED_MAX:
-            self.unindexed[name] = acceptance
+            self.unindexed[asked.name] = acceptance
+        else:
+            longest_ms = acceptance.accepted_ms + asked.submission.endpoint.wait_ms_max
+            self.lacks_until_ms = max(self.lacks_until_ms, longest_ms)
 
 
 def _charge_of(asked: Asked) -> Charge | None:

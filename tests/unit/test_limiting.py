@@ -156,6 +156,32 @@ def test_without_redis_requests_are_taken_and_indexed_when_it_is_back() -> None:
     asyncio.run(scenario())
 
 
+def test_what_may_wait_unindexed_is_not_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("producers.intake.UNINDEXED_MAX", 1)
+
+    async def scenario() -> None:
+        switched = Switched(connect(EMBEDDED), "fairlane", 10.0)
+        async with door(MemoryLog(Clock()), limits=switched, index=switched) as opened:
+            kept = (await opened.post()).json()["id"]
+            assert (await opened.post()).status_code == 202
+            unknown = "req_" + "a" * 26
+            switched.is_on = True
+            opened.clock.value_ms += PAUSE_MS
+            await until(lambda: not opened.ingress._keeper.is_down)
+            await until(lambda: not opened.ingress._intake.unindexed)
+            assert (await opened.get(kept)).status_code == 200
+            early = await opened.get(unknown)
+            assert "may wait and not be in the index" in early.json()["detail"]
+            opened.clock.value_ms += Endpoint(name="", pool="").wait_ms_max
+            late = await opened.get(unknown)
+            assert late.status_code == 404, late.text
+        await switched.close()
+
+    asyncio.run(scenario())
+
+
 def test_charges_that_fail_together_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     class Hung(Broken):
         async def charge(self, charge: Charge) -> Verdict:
