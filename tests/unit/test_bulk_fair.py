@@ -15,7 +15,7 @@ from adapters.memory import MemoryLog
 from producers import bulk, ingress, slices
 from producers.bulk import BULK_LINES_MAX, WAVE_BYTES, WAVE_LINES
 from producers.core import submission
-from producers.core.inputs import Inputs, count
+from producers.core.inputs import Inputs, TokenCount, count
 from producers.core.lines import read_lines, waves
 from producers.core.submission import LINE_FAULTS_MAX
 from producers.ingress import Ingress
@@ -164,9 +164,9 @@ def test_a_wave_is_bounded_by_its_bytes_as_by_its_lines() -> None:
 def test_what_is_refused_already_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = list[int]()
 
-    def counting(data: bytes, endpoint: Endpoint) -> Inputs:
+    def counting(data: bytes, endpoint: Endpoint, exact: TokenCount | None = None) -> Inputs:
         counted.append(len(data))
-        return count(data, endpoint)
+        return count(data, endpoint, exact)
 
     monkeypatch.setattr(submission, "count", counting)
 
