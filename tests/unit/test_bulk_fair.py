@@ -233,10 +233,10 @@ def test_an_error_of_ours_is_the_verdict_of_its_line_alone(
             raise ZeroDivisionError
         return healthy(fields, *given)
 
-    async def taking(intake: Intake, asked: Asked) -> Any:
+    async def taking(intake: Intake, asked: Asked, *given: Any) -> Any:
         if asked.key == "poison":
             raise ZeroDivisionError
-        return await healthy(intake, asked)
+        return await healthy(intake, asked, *given)
 
     failing = reading if step == "read" else taking
     monkeypatch.setattr(place, step, failing)
