@@ -67,13 +67,16 @@ def processes(
 
 
 def policy(**limits: int) -> Policy:
-    """Nothing is refused because its workers have not joined yet."""
+    """Requests a minute are the only limit, and nobody has to wait for workers to be let in."""
     inboxes = {"acme": Inbox.REFUSE, "globex": Inbox.HOLD}
     tenants = tuple(
         replace(tenant, inbox=inboxes.get(tenant.name, Inbox.OFF), requests_per_minute=limits)
         for tenant in EXAMPLE.tenants
     )
-    endpoints = tuple(replace(e, predict=Predict.OFF) for e in EXAMPLE.endpoints)
+    endpoints = tuple(
+        replace(endpoint, predict=Predict.OFF, tokens_per_minute=None)
+        for endpoint in EXAMPLE.endpoints
+    )
     return replace(EXAMPLE, tenants=tenants, endpoints=endpoints)
 
 
