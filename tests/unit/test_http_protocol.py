@@ -222,7 +222,7 @@ CHUNKED = b"POST /v1/requests HTTP/1.1\r\nHost: door\r\nTransfer-Encoding: chunk
 def test_what_follows_an_answer_has_to_become_a_request(
     monkeypatch: pytest.MonkeyPatch, call: bytes, then: bytes
 ) -> None:
-    monkeypatch.setattr(http_protocol, "HEADERS_S", 1.0)  # long enough for a busy machine to answer the call
+    monkeypatch.setattr(http_protocol, "HEADERS_S", 1.0)  # a busy machine answers by then
 
     async def scenario(there: Served) -> None:
         reader, writer = await there.connect()
