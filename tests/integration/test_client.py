@@ -2,12 +2,8 @@
 
 import asyncio
 import signal
-import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from adapters.kafka import KafkaLog
 from fairlane import AsyncClient, Outcome, Submission
@@ -23,26 +19,6 @@ from tests.support.processes import FairlaneProcess, Processes
 
 POLICY = load(Path("examples/policy.toml"))
 COUNT = 500
-
-
-@pytest.fixture
-def topics() -> Topics:
-    return Topics(f"client-{uuid.uuid4().hex[:12]}")
-
-
-@pytest.fixture
-def processes(
-    kafka_bootstrap: str, redis_url: str, topics: Topics, tmp_path: Path
-) -> Iterator[Processes]:
-    env = {
-        "FAIRLANE_KAFKA": kafka_bootstrap,
-        "FAIRLANE_REDIS": redis_url,
-        "FAIRLANE_PREFIX": topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    found = Processes(tmp_path, env)
-    yield found
-    found.close()
 
 
 def test_every_submission_ends_once_over_the_death_of_the_ingress(

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,11 +26,6 @@ from tests.support.vectors import by_id
 ROWS = 1_500
 TENANTS = ["acme", "big-co", "c3"]
 ENGINE = ["--engine", "simulated", "--dimensions", "8", "--fixed-ms", "20", "--per-token-us", "0"]
-
-
-@pytest.fixture
-def topics() -> Topics:
-    return Topics(f"embed-{uuid.uuid4().hex[:12]}")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -45,25 +44,10 @@ class Bus(NamedTuple):
 
 
 @pytest.fixture
-def bus(kafka_bootstrap: str) -> Iterator[Bus]:
+def bus(kafka_bootstrap: str, topics: Topics) -> Iterator[Bus]:
     log = KafkaLog(kafka_bootstrap, replication=1)
-    yield Bus(log, Topics(f"inbox-{uuid.uuid4().hex[:12]}"))
+    yield Bus(log, topics)
     log.close()
-
-
-@pytest.fixture
-def processes(
-    bus: Bus, kafka_bootstrap: str, redis_url: str, tmp_path: Path
-) -> Iterator[Processes]:
-    env = {
-        "FAIRLANE_KAFKA": kafka_bootstrap,
-        "FAIRLANE_REDIS": redis_url,
-        "FAIRLANE_PREFIX": bus.topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    found = Processes(tmp_path, env)
-    yield found
-    found.close()
 
 
 def policy(**limits: int) -> Policy:

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,32 +21,12 @@ COUNT = 2
 
 
 @pytest.fixture
-def topics() -> Topics:
-    return Topics(f"run-{uuid.uuid4().hex[:12]}")
-
-
-@pytest.fixture
 def key(kafka_bootstrap: str, topics: Topics) -> str:
     log = KafkaLog(kafka_bootstrap, replication=1)
     publish_policy(log, topics, POLICY)
     made = create(log, topics, "acme", 0)
     log.close()
     return made
-
-
-@pytest.fixture
-def processes(
-    kafka_bootstrap: str, redis_url: str, topics: Topics, tmp_path: Path
-) -> Iterator[Processes]:
-    env = {
-        "FAIRLANE_KAFKA": kafka_bootstrap,
-        "FAIRLANE_REDIS": redis_url,
-        "FAIRLANE_PREFIX": topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    found = Processes(tmp_path, env)
-    yield found
-    found.close()
 
 
 class Door:

@@ -1,11 +1,8 @@
 """What waits, published by a scheduler's process and read by an ingress's, on a real Redis."""
 
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 from msgspec.structs import replace
 
 from adapters.kafka import KafkaLog
@@ -21,26 +18,6 @@ POLICY = replace(
     EXAMPLE,
     endpoints=tuple(replace(endpoint, predict=Predict.ON) for endpoint in EXAMPLE.endpoints),
 )
-
-
-@pytest.fixture
-def topics() -> Topics:
-    return Topics(f"run-{uuid.uuid4().hex[:12]}")
-
-
-@pytest.fixture
-def processes(
-    kafka_bootstrap: str, redis_url: str, topics: Topics, tmp_path: Path
-) -> Iterator[Processes]:
-    env = {
-        "FAIRLANE_KAFKA": kafka_bootstrap,
-        "FAIRLANE_REDIS": redis_url,
-        "FAIRLANE_PREFIX": topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    found = Processes(tmp_path, env)
-    yield found
-    found.close()
 
 
 def test_an_endpoint_is_refused_while_nobody_works_there(

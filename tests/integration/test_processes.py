@@ -1,8 +1,6 @@
 """Each service as a process of its own: starts alone, stops on SIGTERM, returns after kill -9."""
 
 import signal
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +15,6 @@ from schemas.topics import Topics
 from tests.support.processes import DEADLINE_S, Processes, until
 
 POLICY = load(Path("examples/policy.toml"))
-
-
-@pytest.fixture
-def topics() -> Topics:
-    return Topics(f"run-{uuid.uuid4().hex[:12]}")
-
-
-@pytest.fixture
-def processes(
-    kafka_bootstrap: str, redis_url: str, topics: Topics, tmp_path: Path
-) -> Iterator[Processes]:
-    env = {
-        "FAIRLANE_KAFKA": kafka_bootstrap,
-        "FAIRLANE_REDIS": redis_url,
-        "FAIRLANE_PREFIX": topics.prefix,
-        "FAIRLANE_REPLICATION": "1",
-    }
-    found = Processes(tmp_path, env)
-    yield found
-    found.close()
 
 
 @pytest.fixture
