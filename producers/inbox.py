@@ -104,7 +104,7 @@ class Inboxes:
             parts.clock,
             parts.elapsed_ms,
             self._offload,
-            lambda outcome, count: parts.meter.count("inbox_records_total", count, outcome=outcome),
+            lambda outcome, count: parts.meter.count("inbox_records", count, outcome=outcome),
             lambda ending: self._predictor.ended([ending]),
         )
         self._membership: Membership | None = None

@@ -63,7 +63,7 @@ WAIT_S_MAX = 30.0
 POLL_S = 0.1
 #: How often refusal counts and late index entries are looked after.
 TICK_S = 0.25
-#: Random bytes of the name under which an ingress without a name of its own claims keys.
+#: Random bytes of the name of an ingress that has none: it claims keys by it, and is counted.
 OWNER_BYTES = 8
 #: How often the published backlog is looked at: it changes a few times a second.
 BACKLOG_S = 0.1
@@ -98,12 +98,9 @@ class Ingress:
         self._topics, self._clock, self._index = parts.topics, parts.clock, parts.index
         self.directory = Directory(parts.log, parts.topics)
         self._publisher = Publisher(parts.log.producer(linger_ms=LINGER_MS))
+        name = parts.instance or parts.random_bytes(OWNER_BYTES).hex()
         self._keeper = LimitKeeper(
-            parts.limits,
-            parts.clock,
-            parts.when_down,
-            name=parts.instance or parts.random_bytes(ids.KEY_BYTES).hex(),
-            meter=parts.meter,
+            parts.limits, parts.clock, parts.when_down, name=name, meter=parts.meter
         )
         self.meter, self.random_bytes = parts.meter, parts.random_bytes
         self.room, self._listing = WaitRoom(parts.index), Listing(parts.index)
@@ -130,7 +127,7 @@ class Ingress:
             parts.topics,
             parts.clock,
             self.predictor,
-            parts.instance or parts.random_bytes(OWNER_BYTES).hex(),
+            name,
         )
         self._flights = Flights[Accepted | Problem]()
         self._followers = Followers(parts.offload)
